@@ -1,0 +1,75 @@
+"""What one optimiser step is computed from: rows of tokens, packed without padding, cut into micro-batches.
+
+Knows nothing about policies or environments. Masks are True where a token counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Whole rows, laid end to end; only chosen tokens have an entry in the `[N]` tensors.
+
+    Attributes:
+        token_ids: int64 [T], all rows end to end.
+        lengths: tokens of each row, T = their sum.
+        chosen: int64 [N], the index in `token_ids` of every token that the policy chose.
+        turn: int64 [N], a number for the turn of each chosen token, unique within the micro-batch.
+        old_logprobs: float32 [N], as the sampling policy assigned them.
+        advantages: float32 [N], the advantage of the token's turn.
+        allowed_ids: int64 [M], the allowed ids of every chosen token, concatenated.
+        allowed_counts: int64 [N], their numbers; None where decoding was unconstrained.
+    """
+
+    token_ids: Tensor
+    lengths: tuple[int, ...]
+    chosen: Tensor
+    turn: Tensor
+    old_logprobs: Tensor
+    advantages: Tensor
+    allowed_ids: Tensor
+    allowed_counts: Tensor | None
+
+    def to(self, device: torch.device | str) -> MicroBatch:
+        """The same micro-batch on another device."""
+        moved = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(self, **{k: v.to(device) for k, v in moved.items() if isinstance(v, Tensor)})
+
+
+@dataclass(frozen=True, slots=True)
+class Minibatch:
+    """The micro-batches of one optimiser step.
+
+    Attributes:
+        micro_batches: Empty where this process has fewer rows than minibatches: padding of zero weight.
+        temperature: The sampling temperature, which the log-probs are computed at.
+    """
+
+    micro_batches: tuple[MicroBatch, ...]
+    temperature: float
+
+    def to(self, device: torch.device | str, **_: Any) -> Minibatch:
+        """The same minibatch on another device."""
+        return replace(self, micro_batches=tuple(m.to(device) for m in self.micro_batches))
+
+
+def cut_by_tokens(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Indices of rows sorted by length and cut so that each part holds at most `max_tokens` tokens, padding included.
+
+    A row longer than `max_tokens` makes a part of its own. Parts of like lengths waste little in padded attention.
+    """
+    order = sorted(range(len(lengths)), key=lambda i: (lengths[i], i))
+    parts: list[list[int]] = []
+    for i in order:
+        if parts and lengths[i] * (len(parts[-1]) + 1) <= max_tokens:
+            parts[-1].append(i)
+        else:
+            parts.append([i])
+    return parts

@@ -1,0 +1,23 @@
+"""Everything that steers or shows the training, one callback a file."""
+
+from __future__ import annotations
+
+from .anchor_library import AnchorLibrary
+from .checkpoint import IterationCheckpoint
+from .curriculum import Curriculum
+from .durable import newest_complete
+from .exploration import Exploration
+from .lambda_decay import LambdaDecay
+from .progress import IterationProgress
+from .views import TensorBoardViews
+
+__all__ = [
+    "AnchorLibrary",
+    "Curriculum",
+    "Exploration",
+    "IterationCheckpoint",
+    "IterationProgress",
+    "LambdaDecay",
+    "TensorBoardViews",
+    "newest_complete",
+]

@@ -1,0 +1,120 @@
+"""The anchor library: what is remembered of anchor states across iterations and stages.
+
+The rows and their arithmetic are `AnchorTable`'s; here they are fed, logged, saved and loaded.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import torch.distributed as dist
+from lightning.pytorch.callbacks import Callback
+
+from gigpo_lightning.callbacks.anchor_table import AnchorTable
+from gigpo_lightning.callbacks.seam import Rollouts, rollouts
+
+
+class AnchorLibrary(Callback):
+    """Remember each anchor state: visits, mean and variance of its step return, when and in which stage it was seen.
+
+    The library is part of every checkpoint and is written to a file of its own when training ends.
+
+    Args:
+        load_from: A library file of an earlier run to start from; a resumed run goes on with its checkpoint's instead.
+        save_to: The file to write; null is `anchors.arrow` in the trainer's `default_root_dir`.
+        max_anchors: The most states to remember, those seen last; null is no limit. Each costs about 200 bytes in
+            every checkpoint.
+        text_chars: Characters kept of a state's observation.
+        reset_every: Start the running statistics anew after so many iterations, ≥ 1; null never. Old returns come from
+            an old policy.
+
+    Raises:
+        ValueError: A number out of range, or `load_from` cannot be read.
+    """
+
+    def __init__(
+        self,
+        load_from: str | None = None,
+        save_to: str | None = None,
+        max_anchors: int | None = 20_000,
+        text_chars: int = 80,
+        reset_every: int | None = None,
+    ) -> None:
+        if max_anchors is not None and max_anchors < 1:
+            raise ValueError(f"max_anchors is {max_anchors}, but must be ≥ 1, or null for no limit")
+        if text_chars < 0:
+            raise ValueError(f"text_chars is {text_chars}, but must be ≥ 0")
+        if reset_every is not None and reset_every < 1:
+            raise ValueError(f"reset_every is {reset_every}, but must be ≥ 1, or null for never")
+        self.table = AnchorTable.load(Path(load_from)) if load_from is not None else AnchorTable()
+        self.save_to, self.max_anchors, self.text_chars, self.reset_every = (
+            save_to,
+            max_anchors,
+            text_chars,
+            reset_every,
+        )
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Add the iteration's turns and log the library's figures."""
+        data = rollouts(trainer, self)
+        data.report.metrics.update(self.add(data))
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Write the library's own file."""
+        if trainer.is_global_zero:
+            self.table.save(Path(self.save_to) if self.save_to else Path(trainer.default_root_dir) / "anchors.arrow")
+
+    def add(self, data: Rollouts) -> dict[str, float]:
+        """Merge the reported turns of all processes, and return the figures `anchors/library_*`."""
+        turns = data.report.credit_table
+        iteration = data.iteration - 1
+        own = AnchorTable.of_turns(
+            turns.anchors, turns.step_returns, turns.texts, turns.stages, iteration, self.text_chars
+        )
+        batch = _of_all_processes(own)
+        new = sum(key not in self.table for key in batch.keys)
+        if self.reset_every and iteration > 0 and iteration % self.reset_every == 0:
+            self.table.forget_statistics()
+        self.table.merge(batch)
+        if self.max_anchors is not None:
+            self.table.shrink(self.max_anchors)
+        return figures(self.table) | {"anchors/library_new_frac": new / max(len(batch), 1)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The whole table."""
+        return self.table.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take the table of a checkpoint over, in place of a loaded file."""
+        self.table.load_state_dict(state_dict)
+
+
+def figures(table: AnchorTable) -> dict[str, float]:
+    """The size of a library, how its visits are spread, and the spread of the step return inside an anchor.
+
+    `library_return_std` is pooled over anchors, √(Σ M2 / Σ (n − 1)): what an anchor's baseline leaves unexplained.
+    """
+    freedom = int(np.maximum(table.visits - 1, 0).sum())
+    return {
+        "anchors/library_size": float(len(table)),
+        "anchors/library_visits": float(table.visits.mean()) if len(table) else 0.0,
+        "anchors/library_recurring_frac": float((table.visits > 1).mean()) if len(table) else 0.0,
+        "anchors/library_return_std": float(np.sqrt(table.m2.sum() / freedom)) if freedom else 0.0,
+    }
+
+
+def _of_all_processes(own: AnchorTable) -> AnchorTable:
+    """The tables of all processes merged in order of rank, so that every process keeps the same library."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return own
+    states: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(states, own.state_dict())
+    together = AnchorTable()
+    for state in states:
+        table = AnchorTable()
+        table.load_state_dict(state)
+        together.merge(table)
+    return together

@@ -1,0 +1,157 @@
+"""A checkpoint at the end of every iteration that survives a kill at any moment; the last few and the best are kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.fabric.plugins import TorchCheckpointIO
+from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from gigpo_lightning.callbacks.durable import (
+    DurableCheckpointIO,
+    iteration_of,
+    link,
+    move_aside,
+    newest_complete,
+    numbered_path,
+    remove_partial,
+)
+from gigpo_lightning.callbacks.seam import Rollouts, rollouts
+
+
+class IterationCheckpoint(ModelCheckpoint):
+    """Save a checkpoint at the end of every iteration and keep the last few and the best.
+
+    The files are `iteration=000012.ckpt` (12 iterations done), and the links `last.ckpt` and `best.ckpt`. A run from
+    scratch first moves the checkpoints of an earlier run in the folder into a subfolder `earlier-1`, `earlier-2`, …
+
+    Args:
+        folder: Where to write, on a local file system; null is `checkpoints` in the trainer's `default_root_dir`.
+        keep_last: How many of the latest checkpoints to keep, ≥ 1.
+        keep_best: How many of the best checkpoints to keep besides, ≥ 0.
+        best_by: The figure that ranks checkpoints, higher is better; a later curriculum stage always ranks above an
+            earlier one.
+
+    Raises:
+        ValueError: A count out of its range.
+    """
+
+    def __init__(
+        self, folder: str | None = None, keep_last: int = 3, keep_best: int = 1, best_by: str = "rollout/success"
+    ) -> None:
+        if keep_last < 1:
+            raise ValueError(f"keep_last is {keep_last}, but must be ≥ 1: without a checkpoint no run can be resumed")
+        if keep_best < 0:
+            raise ValueError(f"keep_best is {keep_best}, but must be ≥ 0")
+        super().__init__(dirpath=folder, save_top_k=-1, every_n_epochs=1, save_on_train_epoch_end=True)
+        self.keep_last, self.keep_best, self.best_by = keep_last, keep_best, best_by
+        self.scores: dict[str, list[float]] = {}  # file name → [stage, figure], [] where the figure was missing
+        self._from_scratch = False
+
+    @property
+    def state_key(self) -> str:
+        """One key whatever the options, so that they can be changed between runs."""
+        return "IterationCheckpoint"
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Settle the folder and write durably from now on."""
+        self.dirpath = str(self.folder(trainer))
+        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
+            trainer.strategy.checkpoint_io = DurableCheckpointIO()
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Note whether an earlier run's checkpoints must be kept apart from this one's."""
+        self._from_scratch = rollouts(trainer, self).iteration == 0
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Save this iteration, then drop what need not be kept."""
+        if not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            self._save(trainer, rollouts(trainer, self))
+
+    def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing: a checkpoint inside an iteration could not be resumed exactly."""
+
+    def on_validation_end(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing: the end of the iteration follows."""
+
+    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing: the end of the iteration was saved."""
+
+    def folder(self, trainer: pl.Trainer) -> Path:
+        """The folder of the checkpoints; the same for every run, so that `last` finds the run before."""
+        return (Path(self.dirpath) if self.dirpath else Path(trainer.default_root_dir) / "checkpoints").absolute()
+
+    def _save(self, trainer: pl.Trainer, data: Rollouts) -> None:
+        """The scores go into the checkpoint, so they are settled first; links and removals come when it is on disk."""
+        folder = self.folder(trainer)
+        path = numbered_path(folder, data.iteration)
+        if self._from_scratch and trainer.is_global_zero:
+            aside = move_aside(folder)
+            rank_zero_info(
+                f"the checkpoints of the earlier run are now in {aside}" if aside else f"checkpoints: {folder}"
+            )
+        self._from_scratch = False
+        self._rank(path, {**trainer.callback_metrics, **data.report.metrics})
+        best = folder / (best_of(self.scores) or path.name)
+        self.last_model_path, self.best_model_path = str(path), str(best)
+        trainer.save_checkpoint(path, weights_only=False)
+        if trainer.is_global_zero:
+            link(folder / "last.ckpt", path.name)
+            link(folder / "best.ckpt", best.name)
+            self._prune(folder, data.iteration)
+
+    def _rank(self, path: Path, figures: Mapping[str, Any]) -> None:
+        """Score the checkpoint `path` and forget those that need not be kept or are not there (a resume elsewhere)."""
+        figure = float(figures.get(self.best_by, math.nan))
+        if math.isnan(figure) and self.keep_best:
+            rank_zero_warn(
+                f"best_by is {self.best_by!r}, which this iteration lacks; it has {', '.join(sorted(figures))}"
+            )
+        scores = {name: score for name, score in self.scores.items() if path.with_name(name).exists()}
+        scores[path.name] = [] if math.isnan(figure) else [float(figures.get("curriculum/stage", 0.0)), figure]
+        self.scores = {name: scores[name] for name in kept(scores, self.keep_last, self.keep_best)}
+
+    def _prune(self, folder: Path, iteration: int) -> None:
+        """Remove what is not kept. Later iterations stay: another branch, made before a resume from this one."""
+        for path in folder.glob("*.ckpt"):
+            number = iteration_of(path)
+            if number is not None and number <= iteration and path.name not in self.scores:
+                path.unlink()
+        remove_partial(folder)
+
+    def _find_last_checkpoints(self, trainer: pl.Trainer) -> set[str]:
+        """What Lightning asks for `ckpt_path: last`."""
+        newest = newest_complete(self.folder(trainer))
+        return {str(newest)} if newest else set()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The scores of the kept checkpoints."""
+        return {"scores": {name: list(score) for name, score in self.scores.items()}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take the scores over."""
+        self.scores = {name: list(score) for name, score in state_dict["scores"].items()}
+
+
+def kept(scores: Mapping[str, list[float]], last: int, best: int) -> list[str]:
+    """The names to keep, in order of iteration: the `last` latest and the `best` best scored."""
+    names = sorted(scores)
+    ranked = _ranked(scores)
+    keep = {*names[-last:], *ranked[max(0, len(ranked) - best) :]}
+    return [name for name in names if name in keep]
+
+
+def best_of(scores: Mapping[str, list[float]]) -> str | None:
+    """The name with the best score; None where nothing is scored."""
+    ranked = _ranked(scores)
+    return ranked[-1] if ranked else None
+
+
+def _ranked(scores: Mapping[str, list[float]]) -> list[str]:
+    """Scored names, best last; of equals the later iteration (its zero-padded name) ranks higher."""
+    return sorted((name for name in scores if scores[name]), key=lambda name: (scores[name], name))

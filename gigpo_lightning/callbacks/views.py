@@ -1,0 +1,158 @@
+"""What TensorBoard shows of a run: figures over iterations, grouped charts, histograms, transcripts, options."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import TensorBoardLogger
+from torch.utils.tensorboard.summary import hparams as hparams_summaries
+
+from gigpo_lightning.callbacks.anchor_library import AnchorLibrary
+from gigpo_lightning.callbacks.curriculum import Curriculum
+from gigpo_lightning.callbacks.exploration import Exploration
+from gigpo_lightning.callbacks.lambda_decay import LambdaDecay
+from gigpo_lightning.callbacks.seam import require_after, rollouts
+
+# Charts of the "custom scalars" tab; the tags are regular expressions, so that a chart takes what a run has.
+LAYOUT: dict[str, dict[str, list[Any]]] = {
+    "rollout": {
+        "success": ["Multiline", [r"rollout/success$", r"curriculum/average"]],
+        "success by task type": ["Multiline", [r"rollout/success_"]],
+        "return and length": ["Multiline", [r"rollout/return", r"rollout/length"]],
+        "end reasons": ["Multiline", [r"rollout/end_"]],
+        "bad actions": ["Multiline", [r"rollout/(invalid|inadmissible)_actions"]],
+    },
+    "anchors": {
+        "density and coverage": ["Multiline", [r"anchors/density", r"anchors/coverage"]],
+        "no spread": ["Multiline", [r"anchors/zero_spread", r"credit/zero_spread"]],
+        "library": ["Multiline", [r"anchors/library_size", r"anchors/library_visits"]],
+    },
+    "credit": {
+        "λ": ["Multiline", [r"credit/lambda"]],
+        "spread of the advantages": ["Multiline", [r"credit/.*_std"]],
+    },
+    "loss": {
+        "policy, KL, entropy": ["Multiline", [r"loss/(policy|kl|entropy|total)$"]],
+        "clipping and ratio": ["Multiline", [r"loss/(clip|ratio)"]],
+        "gradient norm": ["Multiline", [r"loss/gradient_norm"]],
+    },
+    "curriculum": {
+        "stage": ["Multiline", [r"curriculum/stage$"]],
+        "exploration": ["Multiline", [r"rollout/temperature", r"loss/entropy_coef"]],
+    },
+    "time": {
+        "seconds of an iteration": ["Multiline", [r"time/.*_s$"]],
+        "throughput": ["Multiline", [r"time/.*_per_s$"]],
+    },
+}
+_OUTCOMES = ("rollout/success", "curriculum/stage")  # what the hparams tab compares runs by
+
+
+class TensorBoardViews(Callback):
+    """Log each iteration under its number: all figures, and now and then histograms and transcripts.
+
+    List it after the callbacks that add figures (`Curriculum`, `LambdaDecay`, `Exploration`, `AnchorLibrary`).
+
+    Args:
+        histograms_every: Iterations from one set of histograms to the next, ≥ 1.
+        transcripts_every: Iterations from one set of transcripts to the next, ≥ 1.
+        transcripts: How many transcripts a set has, ≥ 0.
+
+    Raises:
+        ValueError: A number out of range.
+    """
+
+    def __init__(self, histograms_every: int = 5, transcripts_every: int = 10, transcripts: int = 3) -> None:
+        for name, value in (("histograms_every", histograms_every), ("transcripts_every", transcripts_every)):
+            if value < 1:
+                raise ValueError(f"{name} is {value}, but must be ≥ 1")
+        if transcripts < 0:
+            raise ValueError(f"transcripts is {transcripts}, but must be ≥ 0")
+        self.histograms_every, self.transcripts_every = histograms_every, transcripts_every
+        self.transcripts = transcripts
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Refuse an order in which figures would be missed."""
+        require_after(trainer, self, Curriculum, LambdaDecay, Exploration, AnchorLibrary)
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Write the chart layout and the hyperparameters."""
+        rollouts(trainer, self)
+        for logger in _boards(trainer):
+            logger.experiment.add_custom_scalars(LAYOUT)
+            _write_hparams(logger, hyperparameters(pl_module, trainer.datamodule))  # type: ignore[attr-defined]
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Log the iteration."""
+        data = rollouts(trainer, self)
+        figures = {**_numbers(trainer.callback_metrics), **_numbers(data.report.metrics)}
+        for logger in trainer.loggers:
+            logger.log_metrics(figures, step=data.iteration)
+        for logger in _boards(trainer):
+            self.write(logger.experiment, data.report.histograms, data.report.transcripts, data.iteration)
+
+    def write(self, writer: Any, histograms: Mapping[str, np.ndarray], transcripts: Any, iteration: int) -> None:
+        """Histograms and transcripts, where it is their turn (always after the first iteration), to a SummaryWriter."""
+        if (iteration - 1) % self.histograms_every == 0:
+            for name, values in histograms.items():
+                if len(values):
+                    writer.add_histogram(name, np.asarray(values), iteration)
+        if (iteration - 1) % self.transcripts_every == 0:
+            for number, text in enumerate(transcripts[: self.transcripts]):
+                writer.add_text(f"transcripts/{number}", _as_code(text), iteration)
+        writer.flush()
+
+
+def hyperparameters(module: object, datamodule: object) -> dict[str, int | float | str | bool]:
+    """The plain public attributes that set up a run, and those of their frozen dataclasses, without Lightning's own."""
+    lightnings = vars(pl.LightningModule()).keys() | vars(pl.LightningDataModule()).keys() | {"iteration"}
+    found: dict[str, int | float | str | bool] = {}
+    for prefix, owner in (("model", module), ("data", datamodule)):
+        for name, value in vars(owner).items():
+            if name not in lightnings and not name.startswith("_"):
+                found |= _plain(f"{prefix}.{name}", value)
+    return found
+
+
+def _plain(name: str, value: Any) -> dict[str, int | float | str | bool]:
+    """A plain value under its name, a frozen dataclass as its fields, anything else as nothing."""
+    if isinstance(value, (bool, int, float, str)):
+        return {name: value}
+    if dataclasses.is_dataclass(value) and value.__dataclass_params__.frozen:  # type: ignore[union-attr]
+        inner = [_plain(f"{name}.{field.name}", getattr(value, field.name)) for field in dataclasses.fields(value)]
+        return {key: item for part in inner for key, item in part.items()}
+    return {}
+
+
+def _write_hparams(logger: TensorBoardLogger, values: dict[str, Any]) -> None:
+    """The hparams of this very run; `SummaryWriter.add_hparams` would open a second one for them."""
+    for summary in hparams_summaries(values, dict.fromkeys(_OUTCOMES, 0)):
+        logger.experiment.file_writer.add_summary(summary)
+
+
+def _boards(trainer: pl.Trainer) -> list[TensorBoardLogger]:
+    """The TensorBoard loggers; only process 0 writes."""
+    if not trainer.is_global_zero:
+        return []
+    boards = [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
+    if not boards:
+        rank_zero_warn(
+            "TensorBoardViews has no TensorBoardLogger in trainer.logger: no charts, histograms or transcripts"
+        )
+    return boards
+
+
+def _numbers(figures: Mapping[str, Any]) -> dict[str, float]:
+    return {name: float(value) for name, value in figures.items() if not torch.is_tensor(value) or value.numel() == 1}
+
+
+def _as_code(text: str) -> str:
+    """Markdown that shows the lines as they are: TensorBoard renders a block indented by four blanks verbatim."""
+    return "\n".join(f"    {line}" for line in text.splitlines())

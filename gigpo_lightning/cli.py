@@ -1,0 +1,191 @@
+"""The commands fit, validate, test and predict: LightningCLI with named configurations, run folders and short errors.
+
+What is trained, and on what, is the module's and the datamodule's; this file only wires them to the command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+# Imported for their names: a class that is loaded can be written in YAML without its module.
+import gigpo_lightning.callbacks
+import gigpo_lightning.envs.alfworld.tasks
+import gigpo_lightning.policy.scratch  # noqa: F401
+from gigpo_lightning.cli_config import resolve_configs, run_name
+from gigpo_lightning.cli_errors import fail, option_message, show_traceback
+from gigpo_lightning.cli_faults import Constructors, is_bad_input, is_disk_error, message
+from gigpo_lightning.cli_place import Place, place_run
+from gigpo_lightning.datamodule import RolloutDataModule
+from gigpo_lightning.module import GiGPOModule
+
+
+def run(command: str, args: Sequence[str]) -> None:
+    """Run a command of LightningCLI; bad input exits with 2 after one message.
+
+    Args:
+        command: `fit`, `validate`, `test` or `predict`.
+        args: The rest of the command line.
+    """
+    GiGPOCLI(command, args)
+
+
+class GiGPOCLI(LightningCLI):
+    """LightningCLI for one command.
+
+    A run is kept in `<runs_dir>/<name of the first config>/version_<k>`, or in `trainer.default_root_dir` where that is
+    given. What goes wrong before the first batch is bad input and shown in short; later only a full or read-only disk is.
+
+    Args:
+        command: `fit`, `validate`, `test` or `predict`.
+        args: The rest of the command line.
+        model_class: The LightningModule.
+        datamodule_class: The LightningDataModule.
+    """
+
+    def __init__(
+        self,
+        command: str,
+        args: Sequence[str],
+        model_class: type[pl.LightningModule] = GiGPOModule,
+        datamodule_class: type[pl.LightningDataModule] = RolloutDataModule,
+    ) -> None:
+        self.command, self.args = command, list(args)
+        self.place: Place | None = None
+        self.begun = _Begun()
+        self.constructors = Constructors()
+        try:
+            self.args, self.config_paths = resolve_configs(self.args)
+            super().__init__(
+                model_class,
+                datamodule_class,
+                save_config_callback=SaveConfigCallback,
+                save_config_kwargs={"overwrite": True},  # the folder is this run's own
+                trainer_defaults={"callbacks": [self.begun]},
+                parser_class=_Parser,
+                auto_configure_optimizers=False,
+            )
+        except Exception as error:
+            self._refuse(error)
+
+    # -- command line --------------------------------------------------------------------------------------------------
+
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
+        """Only the chosen command: a parser takes a second to build."""
+        return {self.command: LightningCLI.subcommands()[self.command]}
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add the options that are neither the trainer's nor the module's."""
+        parser.add_argument(
+            "--runs_dir", type=str, default="runs", help="Folder of all runs, each in <config name>/version_<k> inside it."
+        )
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parse the command line that was given to this object."""
+        self.config = parser.parse_args([self.command, *self.args])
+
+    def _parse_ckpt_path(self) -> None:
+        """Nothing: Lightning would let the checkpoint's options override those on the command line."""
+
+    def _add_instantiators(self) -> None:
+        super()._add_instantiators()
+        # jsonargparse buries an error of a constructor in a list of types that did not fit: keep the error itself.
+        self.parser.add_instantiator(self.constructors.build, object, subclasses=True)
+
+    # -- the run's place -----------------------------------------------------------------------------------------------
+
+    def before_instantiate_classes(self) -> None:
+        """Choose the folder and the checkpoint; the saved configuration stays free of both."""
+        options = self.config[self.command]
+        wanted, options["ckpt_path"] = options.get("ckpt_path"), None
+        options["weights_only"] = True  # a checkpoint is data: nothing in it may be executed
+        self.place = place_run(
+            self.command,
+            Path(options["runs_dir"]) / run_name(self.config_paths),
+            given_folder=options["trainer"].get("default_root_dir"),
+            wanted=wanted,
+        )
+
+    def after_instantiate_classes(self) -> None:
+        """Hand the chosen checkpoint to the trainer's method."""
+        assert self.place is not None
+        self.config_init[self.command]["ckpt_path"] = self.place.checkpoint
+
+    def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
+        """The trainer, writing into the run's folder."""
+        assert self.place is not None
+        folder = self.place.folder.path
+        if self._get(self.config_init, "trainer").get("logger") in (None, True):
+            logger = TensorBoardLogger(folder.parent, name="", version=folder.name, default_hp_metric=False)
+            kwargs["logger"] = logger
+        return super().instantiate_trainer(default_root_dir=str(folder), **kwargs)
+
+    # -- after the run -------------------------------------------------------------------------------------------------
+
+    def after_fit(self) -> None:
+        """Evaluate the trained weights on unseen tasks and say where everything is."""
+        assert self.place is not None
+        best = self.trainer.checkpoint_callback
+        path = getattr(best, "best_model_path", "") or getattr(best, "last_model_path", "") or None
+        if is_overridden("test_step", self.model) and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+            self.trainer.test(self.model, datamodule=self.datamodule, ckpt_path=path, weights_only=True)
+        if self.trainer.is_global_zero:
+            print(f"checkpoint:  {path or 'none was written'}")
+            print(f"TensorBoard: tensorboard --logdir {self.place.folder.path}")
+            print(f"results:     {self.place.folder.path / 'results.json'}")
+
+    # -- errors --------------------------------------------------------------------------------------------------------
+
+    def _refuse(self, error: Exception) -> None:
+        """End with one message if the error is bad input, else raise it again."""
+        early = not self.begun.yes
+        if early and self.place is not None:
+            self.place.folder.discard()
+        cause = self.constructors.cause(error)
+        if show_traceback() or not (is_bad_input(cause) if early else is_disk_error(cause)):
+            raise error
+        fail(message(cause, self.place.folder.path if self.place is not None else None))
+
+
+class _Begun(pl.Callback):
+    """Whether the trainer has got as far as its first batch; what fails before lies in the options."""
+
+    def __init__(self) -> None:
+        self.yes = False
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        """Training has begun: the first rollouts are collected."""
+        self.yes = True
+
+    def on_validation_batch_start(self, *args: Any) -> None:
+        """Validation has begun."""
+        self.yes = True
+
+    def on_test_batch_start(self, *args: Any) -> None:
+        """The test has begun."""
+        self.yes = True
+
+    def on_predict_batch_start(self, *args: Any) -> None:
+        """Prediction has begun."""
+        self.yes = True
+
+
+class _Parser(LightningArgumentParser):
+    """The parser with one short message in place of usage, tip and error."""
+
+    def error(self, message: str, ex: Exception | None = None) -> Any:
+        """End with the readable form of the parser's message."""
+        if show_traceback() and ex is not None:
+            raise ex
+        fail(option_message(message, self._known_names()))
+
+    def _known_names(self) -> list[str]:
+        """Long options of this parser and its subcommands, for suggestions."""
+        parsers = [self, *getattr(self._subcommands_action, "choices", {}).values()]
+        return sorted({name for parser in parsers for name in parser._option_string_actions})

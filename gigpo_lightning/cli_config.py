@@ -1,0 +1,62 @@
+"""Which configuration files a command line names, and under which name the run is kept.
+
+Knows the text of the command line only; what the files say is read by the parser.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from gigpo_lightning.resources import find_file, shipped_files
+
+DEFAULT_NAME = "default"
+
+
+def resolve_configs(args: Sequence[str]) -> tuple[list[str], list[Path]]:
+    """Replace every `--config NAME` by the path of the file that is meant.
+
+    Args:
+        args: The command line after the subcommand.
+
+    Returns:
+        The command line with paths, and these paths in the order in which they overlay each other.
+
+    Raises:
+        ValueError: There is no such file, or the name is missing.
+    """
+    resolved: list[str] = []
+    paths: list[Path] = []
+    rest = iter(args)
+    for arg in rest:
+        option, equals, name = arg.partition("=")
+        if option not in ("--config", "-c"):
+            resolved.append(arg)
+            continue
+        name = name if equals else next(rest, "")
+        if not name or name.startswith("--"):
+            raise ValueError(f"--config: the name of a file is missing ({', '.join(shipped_files('configs'))})")
+        path = _locate(name)
+        paths.append(path)
+        resolved += ["--config", str(path)]
+    return resolved, paths
+
+
+def run_name(configs: Sequence[Path]) -> str:
+    """The folder name of a run: the stem of its first configuration file.
+
+    The `config.yaml` that a run leaves in `<name>/version_<k>` stands for that run's name.
+    """
+    if not configs:
+        return DEFAULT_NAME
+    first = configs[0].absolute()
+    if first.name == "config.yaml" and first.parent.name.startswith("version_"):
+        return first.parent.parent.name
+    return first.stem
+
+
+def _locate(name: str) -> Path:
+    try:
+        return find_file("configs", name)
+    except ValueError as error:
+        raise ValueError(f"--config {error}") from None

@@ -1,0 +1,208 @@
+"""Stages of growing difficulty: read from YAML, and the pure rule that says when to move on.
+
+A stage names a range of difficulty, a turn limit and a promotion rule. Nothing here knows about Lightning, policies or
+any particular world: `difficulty` is handed to `TaskSet.narrow` as it stands.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+# In a wheel the shipped files lie inside the package, in a checkout beside it.
+_SHIPPED = (Path(__file__).parent / "curricula", Path(__file__).parent.parent / "curricula")
+
+
+class StageError(ValueError):
+    """A stage option with a bad value; `key` is the option, so that a loader can point at its line."""
+
+    def __init__(self, key: str, message: str) -> None:
+        super().__init__(message)
+        self.key = key
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One level of a curriculum.
+
+    Args:
+        name: Unique in its curriculum.
+        difficulty: Knob name to a value, a list of values or a range, as `TaskSet.narrow` takes it; empty: all tasks.
+        max_turns: Turn limit of an episode, ≥ 1.
+        promote: Success rate, in (0, 1], from which the stage counts as passed.
+        window: Number of latest iterations that are averaged, ≥ 1.
+        min_iterations: Iterations to spend in the stage at least, ≥ 1.
+        rehearsal: Share of the groups, in [0, 1), that play tasks of earlier stages.
+        demote: Success rate, in [0, promote), below which the previous stage comes back; null never.
+
+    Raises:
+        StageError: (a ValueError) an option out of its range.
+    """
+
+    name: str
+    difficulty: Mapping[str, Any] = field(default_factory=dict)
+    max_turns: int = 50
+    promote: float = 0.8
+    window: int = 3
+    min_iterations: int = 3
+    rehearsal: float = 0.0
+    demote: float | None = None
+
+    def __post_init__(self) -> None:
+        _require(isinstance(self.name, str) and bool(self.name.strip()), "name", self.name, "a text that is not empty")
+        _check_difficulty(self.difficulty)
+        for key in ("max_turns", "window", "min_iterations"):
+            value = getattr(self, key)
+            _require(
+                isinstance(value, int) and not isinstance(value, bool) and value >= 1, key, value, "a whole number ≥ 1"
+            )
+        _require(_is_number(self.promote) and 0 < self.promote <= 1, "promote", self.promote, "a rate in (0, 1]")
+        _require(
+            _is_number(self.rehearsal) and 0 <= self.rehearsal < 1, "rehearsal", self.rehearsal, "a share in [0, 1)"
+        )
+        if self.demote is not None:
+            allowed = f"a rate in [0, {self.promote}), below promote, or null"
+            _require(_is_number(self.demote) and 0 <= self.demote < self.promote, "demote", self.demote, allowed)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What the rule says after an iteration, and why. `average` is None while no episode has been counted."""
+
+    promote: bool
+    average: float | None
+    why: str
+    demote: bool = False
+
+
+def decide(stage: Stage, history: Sequence[Sequence[int]]) -> Decision:
+    """Whether `stage` is passed, from what its own episodes did since it began (rehearsal episodes left out).
+
+    The average is pooled, Σ won / Σ episodes over the last `window` iterations, so that an iteration with few episodes
+    weighs little. With fewer than `window` iterations played it is the average of those there are: the lower bound on
+    patience is `min_iterations`.
+
+    Args:
+        stage: The current stage.
+        history: One `(won, episodes)` per iteration in this stage, oldest first.
+    """
+    won = sum(entry[0] for entry in history[-stage.window :])
+    episodes = sum(entry[1] for entry in history[-stage.window :])
+    average = won / episodes if episodes else None
+    if average is None:
+        return Decision(False, None, "no episode of this stage yet")
+    if len(history) < stage.min_iterations:
+        return Decision(False, average, f"{len(history)} of at least {stage.min_iterations} iterations")
+    if average >= stage.promote:
+        return Decision(True, average, f"success {average:.3f} ≥ {stage.promote:g}")
+    if stage.demote is not None and average < stage.demote:
+        return Decision(False, average, f"success {average:.3f} < {stage.demote:g}", demote=True)
+    return Decision(False, average, f"success {average:.3f} < {stage.promote:g}")
+
+
+def load_stages(path_or_name: str | Path) -> tuple[Stage, ...]:
+    """Read the stages of a curriculum file, easiest first.
+
+    Args:
+        path_or_name: A file, sought from the working folder, or a shipped curriculum (`alfworld.yaml` or `alfworld`).
+
+    Raises:
+        ValueError: No such file, or a bad one; the message names the file and the line.
+    """
+    path = _find(path_or_name)
+    try:
+        loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
+        root = loader.get_single_node()
+        data = loader.construct_document(root) if root is not None else None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"curriculum {path}: not readable as YAML: {error}") from error
+    except OSError as error:
+        raise ValueError(f"curriculum {path}: cannot be read: {error.strerror}") from error
+    return _build(path, root, data)
+
+
+def _build(path: Path, root: yaml.Node | None, data: Any) -> tuple[Stage, ...]:
+    """Stages from the parsed file; `root` is the same content with line numbers."""
+    line = root.start_mark.line + 1 if root is not None else 1
+    if not isinstance(data, dict) or list(data) != ["stages"]:
+        raise ValueError(f"curriculum {path}:{line}: expected one key, `stages:`, with a list of stages")
+    if not isinstance(data["stages"], list) or not data["stages"]:
+        raise ValueError(f"curriculum {path}:{line}: the curriculum is empty; `stages:` needs at least one stage")
+    stages: list[Stage] = []
+    for number, (entry, node) in enumerate(zip(data["stages"], root.value[0][1].value, strict=True), start=1):
+        where = {key.value: key.start_mark.line + 1 for key, _ in node.value} if isinstance(entry, dict) else {}
+        try:
+            _check_keys(entry, node)
+            stages.append(Stage(**entry))
+            _check_place(stages)
+        except StageError as error:
+            at = where.get(error.key, node.start_mark.line + 1)
+            raise ValueError(f"curriculum {path}:{at}: stage {number}: {error}") from error
+    return tuple(stages)
+
+
+def _check_keys(entry: Any, node: yaml.Node) -> None:
+    """Refuse a stage that is no mapping, lacks its name, repeats a key or has one that is unknown."""
+    if not isinstance(entry, dict):
+        raise StageError("", f"expected `key: value` lines, got {entry!r}")
+    known = [spec.name for spec in fields(Stage)]
+    for key in entry:
+        if key not in known:
+            close = difflib.get_close_matches(str(key), known, n=1)
+            hint = f"; did you mean `{close[0]}`?" if close else ""
+            raise StageError(str(key), f"unknown key `{key}`{hint} (known: {', '.join(known)})")
+    # A YAML merge (`<<:`) copies keys in from elsewhere, which the stage may override: those lie outside its own lines.
+    own_lines = range(node.start_mark.line, node.end_mark.line + 1)
+    seen: list[str] = [key.value for key, _ in node.value if key.start_mark.line in own_lines]
+    twice = next((key for key in seen if seen.count(key) > 1), None)
+    if twice is not None:
+        raise StageError(twice, f"`{twice}` is given twice")
+    if "name" not in entry:
+        raise StageError("", "`name` is missing")
+
+
+def _check_place(stages: Sequence[Stage]) -> None:
+    """Refuse what only the position makes wrong: a name used before, rehearsal or demotion in the first stage."""
+    *earlier, stage = stages
+    if any(stage.name == other.name for other in earlier):
+        raise StageError("name", f"the name {stage.name!r} is used by an earlier stage")
+    if not earlier and stage.rehearsal:
+        raise StageError("rehearsal", "the first stage has no earlier one to rehearse; leave `rehearsal` out")
+    if not earlier and stage.demote is not None:
+        raise StageError("demote", "the first stage has no earlier one to go back to; leave `demote` out")
+
+
+def _check_difficulty(difficulty: Any) -> None:
+    """A mapping of knob names to scalars or lists of scalars; which knobs exist only the world knows."""
+    _require(isinstance(difficulty, Mapping), "difficulty", difficulty, "a mapping of knobs to values")
+    for knob, value in difficulty.items():
+        values = value if isinstance(value, (list, tuple)) else [value]
+        scalars = bool(values) and all(isinstance(item, (str, bool, int, float)) for item in values)
+        _require(isinstance(knob, str) and scalars, "difficulty", {knob: value}, "a value or a list of values per knob")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _require(condition: bool, key: str, value: Any, allowed: str) -> None:
+    if not condition:
+        raise StageError(key, f"`{key}` is {value!r}, but must be {allowed}")
+
+
+def _find(path_or_name: str | Path) -> Path:
+    """The curriculum file: working folder first, then the shipped ones, with or without `.yaml`."""
+    names = [str(path_or_name), f"{path_or_name}.yaml"]
+    for folder in (Path(), *_SHIPPED):
+        for name in names:
+            if (folder / name).is_file():
+                return folder / name
+    shipped = sorted({file.name for folder in _SHIPPED for file in folder.glob("*.yaml")})
+    close = difflib.get_close_matches(names[1], shipped, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    raise ValueError(f"curriculum {str(path_or_name)!r} not found{hint} (shipped: {', '.join(shipped) or 'none'})")

@@ -1,0 +1,36 @@
+"""The mathematics: pure functions of lists, arrays and tensors."""
+
+from __future__ import annotations
+
+from .advantages import GigpoCredit, gigpo, normalise_in_groups, step_returns
+from .anchors import group_exact, group_similar
+from .logprobs import TokenLogprobs, constrained_logprobs, constrained_logprobs_from_hidden, segment_logsumexp
+from .losses import LossResult, TokenWeights, entropy_loss, k3_kl, kl_loss, policy_loss, token_weights
+from .masked import masked_max, masked_mean, masked_sum
+from .schedules import boosted, lambda_schedule, make_schedule
+
+__all__ = [
+    "GigpoCredit",
+    "LossResult",
+    "TokenLogprobs",
+    "TokenWeights",
+    "boosted",
+    "constrained_logprobs",
+    "constrained_logprobs_from_hidden",
+    "entropy_loss",
+    "gigpo",
+    "group_exact",
+    "group_similar",
+    "k3_kl",
+    "kl_loss",
+    "lambda_schedule",
+    "make_schedule",
+    "masked_max",
+    "masked_mean",
+    "masked_sum",
+    "normalise_in_groups",
+    "policy_loss",
+    "segment_logsumexp",
+    "step_returns",
+    "token_weights",
+]

@@ -1,0 +1,192 @@
+"""Flat step records as arrays: read and check them, number their ids, walk through them in chunks of whole groups.
+
+Everything is linear in the number of records. Knows nothing of what is computed from them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from itertools import count, pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+# Records of one chunk, 256 KB an array: the temporaries stay in the processor's cache and are reused, which
+# keeps ten million records at ten times the cost of one million.
+CHUNK_RECORDS = 1 << 15
+
+
+def read_values(name: str, values: ArrayLike | Tensor, n_records: int | None = None) -> Floats:
+    """One finite float64 per record.
+
+    Raises:
+        ValueError: A missing (NaN, None) or infinite value, or a wrong shape.
+    """
+    array = _array(values)
+    if array.dtype.kind not in "fiub" and array.size:
+        raise ValueError(f"{name}: {array.dtype} values; expected numbers (a missing one is an error, not 0)")
+    if array.ndim != 1 or (n_records is not None and len(array) != n_records):
+        wanted = "S" if n_records is None else n_records
+        raise ValueError(f"{name}: shape {array.shape}; expected one value per record, [{wanted}]")
+    array = array.astype(np.float64, copy=False)
+    if array.size and not (np.isfinite(array.min()) and np.isfinite(array.max())):  # both pass a NaN on
+        bad = int(np.argmin(np.isfinite(array)))
+        raise ValueError(f"{name}: {array[bad]} at record {bad}; a missing or infinite value is an error, not 0")
+    return array
+
+
+def read_integers(name: str, values: ArrayLike | Tensor, n_records: int) -> Ints:
+    """One int64 per record.
+
+    Raises:
+        ValueError: Values that are no integers, or a wrong shape.
+    """
+    array = _array(values)
+    if array.shape != (n_records,):
+        raise ValueError(f"{name}: shape {array.shape}; expected one per record, [{n_records}]")
+    if array.dtype.kind not in "iu" and array.size:
+        raise ValueError(f"{name}: {array.dtype} values; expected integers")
+    return array.astype(np.int64, copy=False)
+
+
+def compact(ids: Ints) -> Ints:
+    """The ids as numbers ≥ 0 of about the size of the batch, so that sums per id are direct look-ups."""
+    if len(ids) == 0:
+        return ids
+    low, high = int(ids.min()), int(ids.max())
+    if high - low <= 2 * len(ids) + 1024:
+        return ids - low if low else ids
+    numbers: defaultdict[int, int] = defaultdict(count().__next__)
+    return np.fromiter(map(numbers.__getitem__, ids.tolist()), dtype=np.int64, count=len(ids))
+
+
+def sorting_order(ids: Ints) -> Ints | None:
+    """The permutation that sorts the ids and keeps the order of equal ones; None if they are sorted.
+
+    One pass per 16 bits of the ids' span: numpy sorts 16-bit integers by counting, so the cost is linear.
+    """
+    if bool((ids[1:] >= ids[:-1]).all()):
+        return None
+    offsets = (ids - ids.min()).view(np.uint64)
+    order = np.argsort(offsets.astype(np.uint16), kind="stable")
+    for shift in range(16, int(offsets.max()).bit_length(), 16):
+        digit = (offsets >> np.uint64(shift)).astype(np.uint16)
+        order = order[np.argsort(digit[order], kind="stable")]
+    return order
+
+
+def run_bounds(sorted_ids: Ints) -> Ints:
+    """Where runs of equal ids begin, and at last the length: [0, …, S]."""
+    starts = np.flatnonzero(sorted_ids[1:] != sorted_ids[:-1]) + 1
+    return np.concatenate([[0], starts, [len(sorted_ids)]])
+
+
+def in_chunks(
+    owner_ids: Ints, inputs: Sequence[NDArray[Any]], compute: Callable[..., Sequence[Floats]], n_outputs: int
+) -> list[Floats]:
+    """`compute` on chunks of records that never cut an owner (a task group, an episode), in any order of the input.
+
+    Args:
+        owner_ids: Owner of each record [S].
+        inputs: Arrays [S].
+        compute: Gets the slices of the inputs; gives `n_outputs` float arrays of the same length.
+        n_outputs: Number of results.
+
+    Returns:
+        The results of all chunks, each [S], in the order of the input.
+    """
+    n_records = len(owner_ids)
+    order = sorting_order(owner_ids)
+    if order is not None:
+        owner_ids = owner_ids[order]
+        inputs = [values[order] for values in inputs]
+    edges = run_bounds(owner_ids)
+    cuts = np.searchsorted(edges, np.arange(0, n_records, CHUNK_RECORDS))
+    outputs = [np.empty(n_records) for _ in range(n_outputs)]
+    for lo, hi in pairwise(np.unique([*edges[cuts], n_records]).tolist()):
+        chunk = compute(*(values[lo:hi] for values in inputs))
+        for output, values in zip(outputs, chunk, strict=True):
+            output[lo:hi] = values
+    if order is None:
+        return outputs
+    restored = [np.empty(n_records) for _ in outputs]
+    for target, output in zip(restored, outputs, strict=True):
+        target[order] = output
+    return restored
+
+
+class Layout(NamedTuple):
+    """Where records belong.
+
+    `slot` [S]: place of each record once sorted by (episode, step), None if they are sorted; `last` [S]: in that order,
+    True at the end of an episode.
+    """
+
+    episodes: Ints
+    steps: Ints
+    slot: Ints | None
+    last: NDArray[np.bool_]
+
+
+def lay_out(episodes: Ints, steps: Ints) -> Layout:
+    """Where every record belongs, from compact episode ids. As the steps of an episode are 0 … n−1, it needs no sort.
+
+    Raises:
+        ValueError: An episode lacks a step or has one twice.
+    """
+    n_records = len(episodes)
+    lengths = np.bincount(episodes)
+    if ((steps < 0) | (steps >= lengths[episodes])).any():
+        raise ValueError("step_index: an episode's steps must be 0, 1, … without a gap; a step is missing or negative")
+    start = np.cumsum(lengths) - lengths
+    slot = start[episodes] + steps
+    if (np.bincount(slot, minlength=n_records) != 1).any():
+        raise ValueError("step_index: two records have the same episode and step; credit each step once")
+    last = np.zeros(n_records, dtype=np.bool_)
+    last[(start + lengths - 1)[lengths > 0]] = True
+    is_sorted = bool((slot == np.arange(n_records)).all())
+    return Layout(episodes, steps, None if is_sorted else slot, last)
+
+
+class OwnedOnce:
+    """Checks, chunk of whole owners after chunk, that every id occurs with one owner only."""
+
+    def __init__(self, name: str, ids: Ints) -> None:
+        """`ids`: all of them, compact; `name`: what they stand for, for the message."""
+        self._name = name
+        self._is_taken = np.zeros(int(ids.max(initial=-1)) + 1, dtype=np.bool_)
+
+    def check(self, ids: Ints, owners: Ints) -> None:
+        """Raises `ValueError` if an id has two owners among these, or had another in an earlier chunk."""
+        local = compact(ids)
+        owner = np.empty(int(local.max(initial=-1)) + 1, dtype=np.int64)
+        owner[local] = owners
+        if (owner[local] != owners).any() or self._is_taken[ids].any():
+            raise ValueError(f"group_ids: one {self._name} lies in two task groups; build it inside one task group")
+        self._is_taken[ids] = True
+
+
+def check_unit(name: str, value: float) -> None:
+    """Raises `ValueError` unless the value is in [0, 1]."""
+    if not 0.0 <= value <= 1.0:
+        raise ValueError(f"{name}: {value} is outside [0, 1]")
+
+
+def check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
+    """Raises `ValueError` unless the value is one of the allowed."""
+    if value not in allowed:
+        raise ValueError(f"{name}: {value!r} is unknown; choose one of {', '.join(allowed)}")
+
+
+def _array(values: ArrayLike | Tensor) -> NDArray[Any]:
+    if isinstance(values, Tensor):
+        values = values.detach().cpu()
+        return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
+    return np.asarray(values)

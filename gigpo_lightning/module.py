@@ -1,0 +1,200 @@
+"""The LightningModule: a policy, the grouped PPO loss and an optimiser.
+
+What is sampled and how it is credited is the datamodule's; this file turns minibatches into updates. Optimisation is
+manual, so that a minibatch of any size is cut into micro-batches with one global denominator.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from gigpo_lightning.batch import MicroBatch, Minibatch
+from gigpo_lightning.functional.losses import AGGREGATIONS, TokenWeights, entropy_loss, kl_loss, policy_loss, token_weights
+from gigpo_lightning.policy.base import BasePolicy
+
+OptimizerFactory = Callable[[Iterable[Tensor]], Optimizer]
+SchedulerFactory = Callable[[Optimizer], LRScheduler]
+
+
+class GiGPOModule(pl.LightningModule):
+    """Trains a policy on credited rollouts.
+
+    Args:
+        policy: The language model that acts.
+        optimizer: Optimiser of the policy's parameters.
+        lr_scheduler: Learning-rate schedule, stepped after every update.
+        clip_low: ε_low of the clipped surrogate, in [0, 1).
+        clip_high: ε_high of the clipped surrogate.
+        dual_clip: Lower bound c of the objective where the advantage is negative, > 1; null for none.
+        kl_coef: Weight of the k3 KL to the reference, a frozen copy of the initial policy; 0 keeps no copy.
+        aggregation: `token`, `turn` or `constant`.
+        constant_tokens: Denominator of `constant`, in tokens.
+        gradient_clip: Largest gradient norm; null for no clipping.
+        max_bad_updates: Non-finite updates in a row after which the run stops.
+    """
+
+    def __init__(
+        self,
+        policy: BasePolicy,
+        optimizer: OptimizerFactory = torch.optim.AdamW,
+        lr_scheduler: SchedulerFactory | None = None,
+        clip_low: float = 0.2,
+        clip_high: float = 0.2,
+        dual_clip: float | None = None,
+        kl_coef: float = 0.01,
+        aggregation: str = "token",
+        constant_tokens: float | None = None,
+        gradient_clip: float | None = 1.0,
+        max_bad_updates: int = 5,
+    ):
+        super().__init__()
+        self.automatic_optimization = False
+        if not 0 <= clip_low < 1 or clip_high < 0:
+            raise ValueError(f"model.clip_low={clip_low}, clip_high={clip_high}: need 0 ≤ clip_low < 1 and clip_high ≥ 0")
+        if dual_clip is not None and dual_clip <= 1:
+            raise ValueError(f"model.dual_clip={dual_clip}: must be greater than 1, or null")
+        if kl_coef < 0:
+            raise ValueError(f"model.kl_coef={kl_coef}: must be at least 0")
+        if aggregation not in AGGREGATIONS:
+            raise ValueError(f"model.aggregation={aggregation!r}: choose one of {', '.join(AGGREGATIONS)}")
+        if gradient_clip is not None and gradient_clip <= 0:
+            raise ValueError(f"model.gradient_clip={gradient_clip}: must be positive, or null for no clipping")
+        if max_bad_updates < 1:
+            raise ValueError(f"model.max_bad_updates={max_bad_updates}: must be at least 1")
+        self.policy = policy
+        self.reference: BasePolicy | None = None
+        self._optimizer, self._lr_scheduler = optimizer, lr_scheduler
+        self.clip_low, self.clip_high, self.dual_clip = clip_low, clip_high, dual_clip
+        self.kl_coef, self.aggregation, self.constant_tokens = kl_coef, aggregation, constant_tokens
+        self.gradient_clip, self.max_bad_updates = gradient_clip, max_bad_updates
+        self._bad_updates = 0
+
+    # -- set-up --------------------------------------------------------------------------------------------------------
+
+    def configure_model(self) -> None:
+        self.policy.prepare(self.trainer.datamodule.tasks)  # type: ignore[attr-defined]
+        if self.kl_coef > 0 and self.reference is None:
+            self.reference = copy.deepcopy(self.policy).requires_grad_(False).eval()
+
+    def configure_optimizers(self) -> Any:
+        optimizer = self._optimizer(self.policy.parameters())
+        if self._lr_scheduler is None:
+            return optimizer
+        return {"optimizer": optimizer, "lr_scheduler": self._lr_scheduler(optimizer)}
+
+    # -- update --------------------------------------------------------------------------------------------------------
+
+    def training_step(self, batch: Minibatch, batch_idx: int) -> None:
+        begin = time.perf_counter()
+        optimizer = self.optimizers()
+        assert not isinstance(optimizer, list)
+        optimizer.zero_grad()
+        figures = self._backward(batch)
+        norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.gradient_clip or float("inf"))
+        figures["loss/gradient_norm"] = norm.detach()
+        if self._finite(figures):
+            optimizer.step()
+            scheduler = self.lr_schedulers()
+            if scheduler is not None and not isinstance(scheduler, list):
+                scheduler.step()  # type: ignore[call-arg]
+        else:
+            optimizer.zero_grad()
+        self.log_dict(figures, on_step=False, on_epoch=True, batch_size=1, sync_dist=True)
+        self.log("time/update_s", time.perf_counter() - begin, on_epoch=True, on_step=False, reduce_fx="sum", batch_size=1)
+
+    def _backward(self, batch: Minibatch) -> dict[str, Tensor]:
+        """Accumulate the gradient of the whole minibatch; returns the figures of the loss."""
+        weights = [self._weights(micro) for micro in batch.micro_batches]
+        own = sum(w.denominator for w in weights if w is not None)
+        # Gradients are averaged over processes, so the denominator is the mean over processes, too.
+        denominator = float(self.trainer.strategy.reduce(torch.tensor(float(own)), reduce_op="mean"))
+        if self.aggregation == "constant":
+            denominator = float(self.constant_tokens or 1.0)
+        sums: dict[str, Tensor] = {}
+        tokens = sum(len(m.chosen) for m in batch.micro_batches)
+        for micro, weight in zip(batch.micro_batches, weights, strict=True):
+            if weight is None:
+                continue
+            loss, metrics = self._loss(micro, weight.weights, max(denominator, 1e-9), batch.temperature)
+            self.manual_backward(loss)
+            share = len(micro.chosen) / tokens
+            for name, value in metrics.items():
+                if name == "loss/ratio_max":
+                    sums[name] = torch.maximum(sums.get(name, value), value)
+                else:
+                    sums[name] = sums.get(name, torch.zeros_like(value)) + value * share
+            sums["loss/total"] = sums.get("loss/total", torch.zeros_like(loss.detach())) + loss.detach()
+        return sums
+
+    def _weights(self, micro: MicroBatch) -> TokenWeights | None:
+        if not len(micro.chosen):
+            return None
+        every = torch.ones(len(micro.chosen), dtype=torch.bool, device=micro.chosen.device)
+        return token_weights(every, micro.turn, self.aggregation, constant=self.constant_tokens)
+
+    def _loss(
+        self, micro: MicroBatch, weights: Tensor, denominator: float, temperature: float
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The part of the minibatch's loss that this micro-batch holds."""
+        mask = torch.ones_like(micro.old_logprobs, dtype=torch.bool)
+        logprobs, entropy = self.policy.chosen_logprobs(micro, temperature)
+        share = {"denominator": denominator, "weights": weights}
+        policy = policy_loss(
+            logprobs,
+            micro.old_logprobs,
+            micro.advantages,
+            mask,
+            clip_low=self.clip_low,
+            clip_high=self.clip_high,
+            dual_clip=self.dual_clip,
+            **share,
+        )
+        bonus = entropy_loss(entropy, mask, **share)
+        entropy_coef = self.trainer.datamodule.controls.entropy_coef  # type: ignore[attr-defined]
+        loss = policy.loss + entropy_coef * bonus.loss
+        metrics = {**policy.metrics, **bonus.metrics, "policy": policy.loss.detach()}
+        if self.reference is not None:
+            with torch.no_grad():
+                reference, _ = self.reference.chosen_logprobs(micro, temperature)
+            kl = kl_loss(logprobs, reference, mask, **share)
+            loss = loss + self.kl_coef * kl.loss
+            metrics |= kl.metrics
+        return loss, {f"loss/{name}": value for name, value in metrics.items()}
+
+    def _finite(self, figures: dict[str, Tensor]) -> bool:
+        """Whether the update may be made; several in a row that may not stop the run."""
+        values = torch.stack([v.float() for v in figures.values()])
+        good = bool(self.trainer.strategy.reduce(values.isfinite().all().float(), reduce_op="mean") == 1)
+        self._bad_updates = 0 if good else self._bad_updates + 1
+        self.log("loss/skipped_updates", float(not good), on_step=False, on_epoch=True, reduce_fx="sum", batch_size=1)
+        if self._bad_updates >= self.max_bad_updates:
+            last = getattr(self.trainer.checkpoint_callback, "last_model_path", "") or "none was written"
+            raise RuntimeError(
+                f"{self._bad_updates} updates in a row were not finite (max_bad_updates={self.max_bad_updates}): lower the "
+                f"learning rate or gradient_clip; the last good checkpoint: {last}"
+            )
+        for name in [n for n, v in figures.items() if not v.isfinite()]:
+            del figures[name]
+        return good
+
+    # -- checkpoint ----------------------------------------------------------------------------------------------------
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["policy_identity"] = self.policy.identity()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        saved, own = checkpoint.get("policy_identity"), self.policy.identity()
+        if saved is None:
+            raise ValueError("the checkpoint is not one of gigpo_lightning: it names no policy")
+        different = [f"{k}: {saved.get(k)!r} there, {own.get(k)!r} here" for k in {**own, **saved} if saved.get(k) != own.get(k)]
+        if different:
+            raise ValueError("the checkpoint is of another policy: " + "; ".join(different))

@@ -1,0 +1,98 @@
+"""The seam between the trainer and a language model.
+
+A policy owns a transformers causal model and a prompt format. Everything that samples or trains goes through the few
+methods here, so that rollout and update compute the same probabilities. Knows nothing about environments or credit.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from gigpo_lightning.batch import MicroBatch
+from gigpo_lightning.envs.base import TaskSet
+from gigpo_lightning.functional.logprobs import constrained_logprobs
+from gigpo_lightning.policy.ragged import KVCache, PackedRows, run_ragged
+
+
+@dataclass(frozen=True, slots=True)
+class KeptTurn:
+    """An earlier turn as a header shows it: what was read, and the very token ids of the answer."""
+
+    observation: str
+    action_ids: tuple[int, ...]
+
+
+class PromptFormat(ABC):
+    """Text to token ids. What is appended never changes what stands before it (prefix-stable by construction)."""
+
+    @abstractmethod
+    def header(self, instruction: str, kept: Sequence[KeptTurn], observation: str) -> list[int]:
+        """The ids that open a segment, up to the place where the policy answers."""
+
+    @abstractmethod
+    def continuation(self, observation: str) -> list[int]:
+        """The ids between the end of one answer and the start of the next."""
+
+    @abstractmethod
+    def action_ids(self, action: str) -> tuple[int, ...]:
+        """The ids of an action as the policy would say it, end token included."""
+
+    @abstractmethod
+    def action_text(self, token_ids: Sequence[int]) -> str:
+        """The action that freely sampled ids spell, end token removed."""
+
+    @property
+    @abstractmethod
+    def end_id(self) -> int:
+        """The id that ends an answer."""
+
+
+class BasePolicy(nn.Module, ABC):
+    """A causal language model with a prompt format, both there after `prepare`."""
+
+    model: PreTrainedModel
+    prompt: PromptFormat
+
+    @abstractmethod
+    def prepare(self, tasks: TaskSet) -> None:
+        """Build or load what the policy needs for these tasks; a second call changes nothing."""
+
+    @abstractmethod
+    def identity(self) -> dict[str, Any]:
+        """Plain values that a checkpoint must share with this policy, by name of the option or fact."""
+
+    def new_cache(self, rows: int, capacity: int) -> KVCache:
+        """An empty cache for `rows` sequences of at most `capacity` tokens."""
+        weight = self.model.get_output_embeddings().weight
+        return KVCache(self.model.config, rows, capacity, weight.dtype, weight.device)
+
+    def feed(self, cache: KVCache, rows: Sequence[int], token_ids: Sequence[Sequence[int]]) -> Tensor:
+        """Append tokens to rows of the cache and return the next-token logits of each, float32 [rows, vocabulary]."""
+        counts = [len(ids) for ids in token_ids]
+        flat = torch.tensor([i for ids in token_ids for i in ids], device=cache.keys.device)
+        position = cache.append(rows, counts)
+        hidden = run_ragged(self.model, flat, position, cache)
+        last = torch.tensor(counts, device=hidden.device).cumsum(0) - 1
+        return self.logits(hidden[last])
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Output layer in float32: [N, hidden] → [N, vocabulary]."""
+        head: Tensor = self.model.get_output_embeddings()(hidden)
+        return head.float()
+
+    def chosen_logprobs(self, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies [N] of the chosen tokens, under the constraint that held when sampling."""
+        packed = PackedRows.from_lengths(batch.lengths, batch.token_ids.device)
+        hidden = run_ragged(self.model, batch.token_ids, packed.position, packed)
+        # The token at position i was chosen from the state after position i − 1.
+        logits = self.logits(hidden[batch.chosen - 1])
+        return constrained_logprobs(
+            logits, batch.token_ids[batch.chosen], batch.allowed_ids, batch.allowed_counts, temperature
+        )

@@ -1,0 +1,143 @@
+"""Attention over rows of unequal length, for any transformers model, without padding and without its cache classes.
+
+A model is run on one flat line of tokens; this file tells attention which row and position each token has. Two ways of
+running share it: `PackedRows` (training: every row whole) and `KVCache` (decoding: each row continues where it stopped).
+It uses transformers' public attention registry only, and knows nothing about actions, turns or sampling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
+from transformers.masking_utils import AttentionMaskInterface
+
+ATTENTION_NAME = "gigpo_ragged"
+
+
+@dataclass(frozen=True, slots=True)
+class PackedRows:
+    """Rows laid end to end on one line of tokens: which row each token is of, and its position in that row.
+
+    Attributes:
+        row: int64 [T], the row of each token.
+        position: int64 [T], its position in the row, from 0.
+        shape: (number of rows, length of the longest row).
+    """
+
+    row: Tensor
+    position: Tensor
+    shape: tuple[int, int]
+
+    @classmethod
+    def from_lengths(cls, lengths: Sequence[int], device: torch.device | str = "cpu") -> PackedRows:
+        """Rows of the given lengths, each starting at position 0."""
+        counts = torch.as_tensor(lengths, dtype=torch.int64, device=device)
+        row = torch.repeat_interleave(torch.arange(len(lengths), device=device), counts)
+        starts = torch.cumsum(counts, 0) - counts
+        position = torch.arange(len(row), device=device) - starts[row]
+        return cls(row, position, (len(lengths), int(max(lengths, default=0))))
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+        """Causal attention inside each row. Tensors are [T, heads, head_dim]; returns the same shape as `query`."""
+        padded = [self._pad(x) for x in (query, key, value)]
+        # Padding stands at the end of a row, where a causal mask already hides it from every real token.
+        out = scaled_dot_product_attention(
+            *padded, is_causal=True, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
+        )
+        return out[self.row, :, self.position]
+
+    def _pad(self, x: Tensor) -> Tensor:
+        padded = x.new_zeros(*self.shape, *x.shape[1:])
+        padded[self.row, self.position] = x
+        return padded.transpose(1, 2)
+
+
+class KVCache:
+    """Preallocated keys and values for `rows` token sequences of at most `capacity` tokens.
+
+    A row is cleared by setting its length to 0; freed rows are used again, so that finished episodes leave the batch.
+    """
+
+    def __init__(self, config: PretrainedConfig, rows: int, capacity: int, dtype: torch.dtype, device: torch.device):
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        shape = (config.num_hidden_layers, rows, config.num_key_value_heads, capacity, head_dim)
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)
+        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self.lengths = [0] * rows
+        self.capacity = capacity
+        self._rows = self._slot = self._batch = self._position = torch.empty(0, dtype=torch.int64)
+        self._mask: Tensor | None = None
+        self._longest = 0
+        self._queries = 1
+
+    def append(self, rows: Sequence[int], counts: Sequence[int]) -> Tensor:
+        """Announce `counts[i]` new tokens for row `rows[i]`; returns their positions, int64 [sum of counts]."""
+        for row, count in zip(rows, counts, strict=True):
+            if self.lengths[row] + count > self.capacity:
+                raise ValueError(f"row {row} would hold {self.lengths[row] + count} tokens; capacity={self.capacity}")
+        device = self.keys.device
+        packed = PackedRows.from_lengths(counts, device)
+        before = torch.tensor([self.lengths[row] for row in rows], device=device)
+        for row, count in zip(rows, counts, strict=True):
+            self.lengths[row] += count
+        self._rows = torch.tensor(list(rows), device=device)
+        self._batch, self._slot = packed.row, packed.position
+        self._position = before[packed.row] + packed.position
+        self._queries = packed.shape[1]
+        self._longest = max(self.lengths[row] for row in rows)
+        seen = torch.zeros(len(rows), self._queries, dtype=torch.int64, device=device)
+        seen[self._batch, self._slot] = self._position
+        self._mask = (torch.arange(self._longest, device=device) <= seen[:, :, None])[:, None]
+        return self._position
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+        """Store the new keys and values, then attend to all that their rows hold so far."""
+        keys, values = self.keys[layer], self.values[layer]
+        row_of_token = self._rows[self._batch]
+        keys[row_of_token, :, self._position] = key
+        values[row_of_token, :, self._position] = value
+        padded = query.new_zeros(len(self._rows), self._queries, *query.shape[1:])
+        padded[self._batch, self._slot] = query
+        out = scaled_dot_product_attention(
+            padded.transpose(1, 2),
+            keys[self._rows, :, : self._longest],
+            values[self._rows, :, : self._longest],
+            attn_mask=self._mask,
+            scale=scale,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+        return out[self._batch, :, self._slot]
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    ragged: PackedRows | KVCache | None = None,
+    **_: object,
+) -> tuple[Tensor, None]:
+    """transformers' attention signature; tensors arrive as [1, heads, T, head_dim], rotary positions applied."""
+    if ragged is None:
+        raise ValueError(f"a model with attention {ATTENTION_NAME!r} is called through run_ragged() only")
+    flat = [x[0].transpose(0, 1) for x in (query, key, value)]
+    return ragged.attend(module.layer_idx, *flat, scaling)[None], None  # type: ignore[arg-type]
+
+
+AttentionInterface.register(ATTENTION_NAME, _attention)
+AttentionMaskInterface.register(ATTENTION_NAME, lambda *_, **__: None)
+
+
+def run_ragged(model: PreTrainedModel, token_ids: Tensor, position: Tensor, ragged: PackedRows | KVCache) -> Tensor:
+    """Hidden states [T, hidden] of a flat line of tokens [T], by the model's decoder without its output layer."""
+    out = model.get_decoder()(
+        input_ids=token_ids[None], position_ids=position[None], use_cache=False, ragged=ragged, attention_mask=None
+    )
+    return out.last_hidden_state[0]

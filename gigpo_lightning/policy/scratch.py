@@ -1,0 +1,160 @@
+"""A small policy made on the spot: a Llama of 0.1 to 10 M parameters and a tokenizer built from the world's vocabulary.
+
+It needs no model hub and no GPU. Words and fixed phrases of the world are one token each, so that prompts stay short.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from gigpo_lightning.envs.base import TaskSet
+from gigpo_lightning.policy.base import BasePolicy, KeptTurn, PromptFormat
+from gigpo_lightning.policy.ragged import ATTENTION_NAME
+
+SPECIAL = ("<pad>", "<unk>", "<bos>", "<task>", "<act>", "<end>")
+# Printable ASCII one by one: what the vocabulary lacks is spelled, so that no two actions ever share their tokens.
+FALLBACK = tuple(chr(code) for code in range(33, 127))
+MAX_PARAMETERS = 50_000_000
+
+
+def build_tokenizer(vocabulary: Sequence[str]) -> PreTrainedTokenizerFast:
+    """A tokenizer with one token per entry of `vocabulary` (words and phrases), longest match first, spaces dropped."""
+    entries = sorted({entry.strip() for entry in vocabulary if entry.strip()} - set(FALLBACK) - set(SPECIAL))
+    if not entries:
+        raise ValueError("vocabulary is empty: the task set must name its words")
+    ids = {token: i for i, token in enumerate((*SPECIAL, *FALLBACK, *entries))}
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
+    longest_first = sorted(entries, key=lambda e: (-len(e), e))
+    # A word ends where its letters end: "pen" is not found inside "pencil".
+    known = "|".join(
+        (r"(?<!\w)" if e[0].isalnum() else "") + re.escape(e) + (r"(?!\w)" if e[-1].isalnum() else "")
+        for e in longest_first
+    )
+    split = pre_tokenizers.Split(Regex(f"{known}|\\S"), behavior="removed", invert=True)
+    tokenizer.pre_tokenizer = split
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<bos>", eos_token="<end>", pad_token="<pad>", unk_token="<unk>"
+    )
+
+
+class ScratchPrompt(PromptFormat):
+    """`<bos> <task> instruction … observation <act> action <end> observation <act> …`, with encodings remembered."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast):
+        self.tokenizer = tokenizer
+        special = {token: tokenizer.convert_tokens_to_ids(token) for token in SPECIAL}
+        self._bos, self._task, self._act = special["<bos>"], special["<task>"], special["<act>"]
+        self._end = special["<end>"]
+        self._encoded: dict[str, tuple[int, ...]] = {}
+
+    @property
+    def end_id(self) -> int:
+        return self._end
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        ids = self._encoded.get(text)
+        if ids is None:
+            if len(self._encoded) > 200_000:
+                self._encoded.clear()
+            ids = self._encoded[text] = tuple(self.tokenizer.encode(text, add_special_tokens=False))
+        return ids
+
+    def header(self, instruction: str, kept: Sequence[KeptTurn], observation: str) -> list[int]:
+        ids = [self._bos, self._task, *self._encode(instruction)]
+        for turn in kept:
+            ids += [*self.continuation(turn.observation), *turn.action_ids]
+        return ids + self.continuation(observation)
+
+    def continuation(self, observation: str) -> list[int]:
+        return [*self._encode(observation), self._act]
+
+    def action_ids(self, action: str) -> tuple[int, ...]:
+        return (*self._encode(action), self._end)
+
+    def action_text(self, token_ids: Sequence[int]) -> str:
+        kept = [i for i in token_ids if i != self._end]
+        return str(self.tokenizer.decode(kept))
+
+
+class ScratchPolicy(BasePolicy):
+    """A Llama-architecture model initialised at random, for worlds that name their vocabulary.
+
+    Args:
+        hidden_size: Width; a multiple of `heads`.
+        layers: Number of layers.
+        heads: Attention heads.
+        kv_heads: Key/value heads; divides `heads`.
+        intermediate_size: Width of the feed-forward part; null for 3 × `hidden_size`.
+        max_positions: Longest segment in tokens.
+        initializer_range: Standard deviation of the initial weights.
+        rope_theta: Base of the rotary position code; small bases suit short segments.
+        init_seed: Seed of the initial weights.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int = 64,
+        layers: int = 3,
+        heads: int = 4,
+        kv_heads: int = 2,
+        intermediate_size: int | None = None,
+        max_positions: int = 4096,
+        initializer_range: float = 0.02,
+        rope_theta: float = 10000.0,
+        init_seed: int = 0,
+    ):
+        super().__init__()
+        for name, value in (("hidden_size", hidden_size), ("layers", layers), ("heads", heads), ("kv_heads", kv_heads)):
+            if value < 1:
+                raise ValueError(f"policy.{name}={value}: must be at least 1")
+        if hidden_size % (2 * heads) or heads % kv_heads:
+            raise ValueError(
+                f"policy.hidden_size={hidden_size}, heads={heads}, kv_heads={kv_heads}: hidden_size must be a multiple "
+                "of 2 × heads, and heads of kv_heads"
+            )
+        self.options = {
+            "hidden_size": hidden_size,
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+            "num_key_value_heads": kv_heads,
+            "intermediate_size": intermediate_size or 3 * hidden_size,
+            "max_position_embeddings": max_positions,
+            "initializer_range": initializer_range,
+        }
+        self.rope_theta = rope_theta
+        self.init_seed = init_seed
+        self._vocabulary_digest = ""
+
+    def prepare(self, tasks: TaskSet) -> None:
+        if self._vocabulary_digest:
+            return
+        vocabulary = sorted(set(tasks.vocabulary()))
+        tokenizer = build_tokenizer(vocabulary)
+        config = LlamaConfig(
+            vocab_size=len(tokenizer),
+            tie_word_embeddings=True,  # naming a thing that was read is then copying, which a small model learns fast
+            rope_parameters={"rope_type": "default", "rope_theta": self.rope_theta},
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+            attn_implementation=ATTENTION_NAME,
+            **self.options,
+        )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.init_seed)
+            self.model = LlamaForCausalLM(config)
+        parameters = sum(p.numel() for p in self.model.parameters())
+        if parameters > MAX_PARAMETERS:
+            raise ValueError(f"policy has {parameters:,} parameters; a scratch policy may have {MAX_PARAMETERS:,}")
+        self.prompt = ScratchPrompt(tokenizer)
+        self._vocabulary_digest = hashlib.sha256("\n".join(vocabulary).encode()).hexdigest()[:16]
+
+    def identity(self) -> dict[str, Any]:
+        return {**self.options, "rope_theta": self.rope_theta, "vocabulary": self._vocabulary_digest}

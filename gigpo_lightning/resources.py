@@ -1,0 +1,56 @@
+"""The YAML files that travel with the package: `configs/` and `curricula/`, in a wheel and in a source checkout alike."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def shipped_dir(kind: str) -> Path:
+    """The folder of the shipped files of a kind.
+
+    Args:
+        kind: `configs` or `curricula`.
+
+    Raises:
+        FileNotFoundError: The installation lacks the folder.
+    """
+    inside = _PACKAGE / kind
+    if inside.is_dir():
+        return inside
+    checkout = _PACKAGE.parent
+    # Next to an installed package lie other packages' folders: only a checkout of this one counts.
+    if (checkout / "pyproject.toml").is_file() and (checkout / kind).is_dir():
+        return checkout / kind
+    raise FileNotFoundError(f"the folder {kind}/ is missing from this installation of gigpo_lightning: install it again")
+
+
+def shipped_files(kind: str) -> list[str]:
+    """The names of the shipped files of a kind, relative to their folder and sorted, e.g. `policy/scratch.yaml`."""
+    folder = shipped_dir(kind)
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.yaml"))
+
+
+def find_file(kind: str, name: str) -> Path:
+    """The file a user means by `name`: in the working folder first, then among the shipped ones.
+
+    Both are tried with and without `.yaml`.
+
+    Args:
+        kind: `configs` or `curricula`.
+        name: A path, or the name of a shipped file.
+
+    Raises:
+        ValueError: There is no such file; the message lists the shipped ones and the likely one.
+    """
+    names = [name] if name.endswith((".yaml", ".yml", ".json")) else [name, f"{name}.yaml"]
+    for folder in (Path(), shipped_dir(kind)):
+        for candidate in names:
+            if (folder / candidate).is_file():
+                return folder / candidate
+    shipped = shipped_files(kind)
+    close = difflib.get_close_matches(names[-1], shipped, n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    raise ValueError(f"{name}: no such file in {Path.cwd()} nor among the shipped {kind}{hint} ({', '.join(shipped)})")

@@ -1,0 +1,158 @@
+"""Segments: how the turns of an episode become token rows.
+
+An episode is cut into segments of at most `turns` turns and `max_tokens` tokens. A segment opens with a header (task and
+the kept turns before it) and then only grows, so that its key/value cache stays valid and what was sampled is what is
+trained on. Knows the prompt format, not the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from gigpo_lightning.policy.base import KeptTurn, PromptFormat
+from gigpo_lightning.trajectory import Segment
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRule:
+    """How episodes are cut.
+
+    Args:
+        turns: Turns per segment: 1 is a prompt per turn, null one growing conversation.
+        keep_last: Earlier turns that a header shows.
+        keep_first_observation: Whether a header always opens with the first observation of the episode.
+        max_tokens: Longest segment. An episode whose header alone leaves no room ends as `context_limit`.
+    """
+
+    turns: int | None = None
+    keep_last: int = 3
+    keep_first_observation: bool = True
+    max_tokens: int = 1024
+
+    def __post_init__(self) -> None:
+        if self.turns is not None and self.turns < 1:
+            raise ValueError(f"segments.turns={self.turns}: must be at least 1, or null for whole episodes")
+        if self.keep_last < 0:
+            raise ValueError(f"segments.keep_last={self.keep_last}: must be at least 0")
+        if self.max_tokens < 16:
+            raise ValueError(f"segments.max_tokens={self.max_tokens}: must be at least 16")
+
+
+@dataclass(slots=True)
+class _OpenSegment:
+    """The lists of a `Segment` while it grows, and the turns in it."""
+
+    token_ids: list[int] = field(default_factory=list)
+    response_mask: list[bool] = field(default_factory=list)
+    turn_index: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    allowed_ids: list[int] = field(default_factory=list)
+    allowed_counts: list[int] = field(default_factory=list)
+    turns: int = 0
+
+    def add(self, token_ids: Sequence[int], turn: int) -> None:
+        """Append tokens that the policy did not choose."""
+        n = len(token_ids)
+        self.token_ids += token_ids
+        self.response_mask += [False] * n
+        self.turn_index += [turn] * n
+        self.logprobs += [0.0] * n
+
+    def add_choice(self, token_id: int, logprob: float, allowed: Sequence[int] | None, turn: int) -> None:
+        """Append a token that the policy chose among `allowed` (None: among all)."""
+        self.token_ids.append(token_id)
+        self.response_mask.append(True)
+        self.turn_index.append(turn)
+        self.logprobs.append(logprob)
+        if allowed is not None:
+            self.allowed_ids += allowed
+            self.allowed_counts.append(len(allowed))
+
+    def close(self) -> Segment:
+        return Segment(
+            self.token_ids, self.response_mask, self.turn_index, self.logprobs, self.allowed_ids, self.allowed_counts
+        )
+
+
+class EpisodeContext:
+    """The token side of one running episode.
+
+    `pending` are the ids that the model has not seen yet; `fresh` says that they open a segment (an empty cache row).
+    """
+
+    def __init__(self, prompt: PromptFormat, rule: SegmentRule, instruction: str, observation: str):
+        self._prompt, self._rule, self.instruction = prompt, rule, instruction
+        self._first_observation = observation
+        self._kept: list[KeptTurn] = []
+        self._action: list[int] = []
+        self._observation = observation
+        self._closed: list[Segment] = []
+        self.turn = 0
+        self._open = _OpenSegment()
+        self.pending: list[int] = []
+        self.fresh = True
+        self._start_segment()
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the open segment."""
+        return len(self._open.token_ids)
+
+    @property
+    def room(self) -> int:
+        """Tokens that still fit into the open segment."""
+        return self._rule.max_tokens - self.tokens
+
+    @property
+    def action_so_far(self) -> list[int]:
+        """The ids of the action being said."""
+        return self._action
+
+    def force(self, token_ids: Sequence[int]) -> None:
+        """Tokens of the action that have no alternative."""
+        self._open.add(token_ids, self.turn)
+        self._action += token_ids
+        self.pending += token_ids
+
+    def choose(self, token_id: int, logprob: float, allowed: Sequence[int] | None) -> None:
+        """A token of the action that the policy chose."""
+        self._open.add_choice(token_id, logprob, allowed, self.turn)
+        self._action.append(token_id)
+        self.pending.append(token_id)
+
+    def observe(self, observation: str, reserve: int) -> None:
+        """Close the turn with what the environment answered; open a new segment where the rule says so.
+
+        Args:
+            observation: The next observation.
+            reserve: Tokens that the next answer may need.
+        """
+        self._kept.append(KeptTurn(self._observation, tuple(self._action)))
+        self._observation, self._action = observation, []
+        self._open.turns += 1
+        self.turn += 1
+        ids = self._prompt.continuation(observation)
+        full = self._rule.turns is not None and self._open.turns >= self._rule.turns
+        if full or self.tokens + len(ids) + reserve > self._rule.max_tokens:
+            self._closed.append(self._open.close())
+            self._start_segment()
+        else:
+            self._open.add(ids, self.turn)
+            self.pending += ids
+
+    def segments(self) -> tuple[Segment, ...]:
+        """All segments, the open one included unless nothing was answered in it."""
+        if not self._open.turns and not self._action:
+            return tuple(self._closed)
+        return (*self._closed, self._open.close())
+
+    def _start_segment(self) -> None:
+        kept = self._kept[-self._rule.keep_last :] if self._rule.keep_last else []
+        if self._rule.keep_first_observation and len(kept) < len(self._kept):
+            kept = [KeptTurn(self._first_observation, ()), *kept]
+        ids = self._prompt.header(self.instruction, kept, self._observation)
+        self._open = _OpenSegment()
+        self._open.add(ids, -1)
+        self.pending = list(ids)
+        self.fresh = True

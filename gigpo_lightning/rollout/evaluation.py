@@ -1,0 +1,119 @@
+"""Evaluations on fixed task lists: what is played, and what the outcomes say.
+
+A list depends on its stage, split and numbers only, so that the same tasks are played whatever the batch size or the
+training seed. Pure: who plays them, and where results go, is for others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gigpo_lightning.rollout.collector import EpisodeJob
+from gigpo_lightning.trajectory import Episode
+
+Z_95 = 1.959963984540054  # two-sided 95 % quantile of the normal distribution
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationRule:
+    """What is played when the policy is evaluated.
+
+    Args:
+        splits: Splits of the task set that `test` plays.
+        tasks: Tasks per stage and split in `test`.
+        seeds: Sampled episodes per task in `test`, each with a seed of its own.
+        temperature: Temperature of the sampled episodes.
+        greedy: Whether the most likely actions are played, too.
+        during_fit_tasks: Unseen tasks per stage that `validate` and the evaluations during `fit` play, once each.
+        seed: Seed of the sampled episodes.
+    """
+
+    splits: tuple[str, ...] = ("seen", "unseen")
+    tasks: int = 100
+    seeds: int = 3
+    temperature: float = 0.4
+    greedy: bool = True
+    during_fit_tasks: int = 64
+    seed: int = 1000
+
+    def __post_init__(self) -> None:
+        for name in ("tasks", "seeds", "during_fit_tasks"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"evaluation.{name}={getattr(self, name)}: must be at least 1")
+        if self.temperature <= 0:
+            raise ValueError(f"evaluation.temperature={self.temperature}: must be positive; `greedy` plays without one")
+        if not self.splits:
+            raise ValueError("evaluation.splits is empty: name at least one split, e.g. [unseen]")
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationBatch:
+    """Episodes that are reported together; `mode` is `sampled` or `greedy` (temperature 0)."""
+
+    stage: str
+    split: str
+    mode: str
+    temperature: float
+    jobs: tuple[EpisodeJob, ...]
+    types: tuple[str, ...]
+
+
+def wilson_interval(rate: float, n: int) -> tuple[float, float]:
+    """95 % Wilson score interval of a success rate over `n` tasks (Wilson 1927); [0, 1] where n = 0.
+
+    `n` is the number of tasks, not of episodes: repeats of one task are not independent, so this errs on the wide side.
+    """
+    if n == 0:
+        return 0.0, 1.0
+    z2 = Z_95 * Z_95
+    centre = (rate + z2 / (2 * n)) / (1 + z2 / n)
+    half = Z_95 * math.sqrt(rate * (1 - rate) / n + z2 / (4 * n * n)) / (1 + z2 / n)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def summarise(batch: EvaluationBatch, episodes: Sequence[Episode]) -> dict[str, Any]:
+    """Success with its interval, over all and per task type, and the mean length: one row of `results.json`."""
+    by_type: dict[str, list[Episode]] = {}
+    for kind, episode in zip(batch.types, episodes, strict=True):
+        by_type.setdefault(kind or "any", []).append(episode)
+    return {
+        "stage": batch.stage,
+        "split": batch.split,
+        "mode": batch.mode,
+        "temperature": batch.temperature,
+        **_rates(episodes),
+        "types": {kind: _rates(members) for kind, members in sorted(by_type.items())},
+    }
+
+
+def _rates(episodes: Sequence[Episode]) -> dict[str, Any]:
+    tasks = len({e.task_id for e in episodes})
+    success = sum(e.won for e in episodes) / len(episodes)
+    low, high = wilson_interval(success, tasks)
+    length = sum(len(e.turns) for e in episodes) / len(episodes)
+    return {
+        "tasks": tasks,
+        "episodes": len(episodes),
+        "success": success,
+        "ci95": [low, high],
+        "length": length,
+    }
+
+
+def results_table(rows: Iterable[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """Rows of text for a table: stage, split, mode, success with interval, tasks, mean length."""
+    return [
+        (
+            row["stage"],
+            row["split"],
+            row["mode"],
+            f"{row['success']:.3f}",
+            f"{row['ci95'][0]:.3f}–{row['ci95'][1]:.3f}",
+            str(row["tasks"]),
+            f"{row['length']:.1f}",
+        )
+        for row in rows
+    ]

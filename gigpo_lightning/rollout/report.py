@@ -1,0 +1,101 @@
+"""What an iteration says about itself: figures by name, counts, and a few transcripts. Plain values, ready to log."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gigpo_lightning.credit import Credit
+from gigpo_lightning.trajectory import EndReason, Episode, Group
+
+CREDIT_FIGURES = {
+    "density": "anchors/density",
+    "coverage": "anchors/coverage",
+    "zero_spread_step_groups": "anchors/zero_spread",
+    "zero_spread_groups": "credit/zero_spread_groups",
+    "episode_advantage_std": "credit/episode_advantage_std",
+    "step_advantage_std": "credit/step_advantage_std",
+}
+
+
+@dataclass(slots=True)
+class CreditTable:
+    """The turns of an iteration as the anchor library needs them, in one order."""
+
+    anchors: list[str] = field(default_factory=list)
+    step_returns: list[float] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    stages: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class RolloutReport:
+    """Figures of one iteration, reduced over processes where they are counts or sums."""
+
+    metrics: dict[str, float] = field(default_factory=dict)
+    success: dict[str, tuple[int, int]] = field(default_factory=dict)
+    credit_table: CreditTable = field(default_factory=CreditTable)
+    histograms: dict[str, np.ndarray] = field(default_factory=dict)
+    transcripts: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Tally:
+    """Sums over episodes from which the figures of `rollout/*` and `anchors/*` follow; sums add over processes."""
+
+    sums: Counter[str] = field(default_factory=Counter)
+
+    def add_groups(self, groups: Sequence[Group], stages: Sequence[str], credit: Credit) -> None:
+        """Count groups and their credit."""
+        for group, stage in zip(groups, stages, strict=True):
+            for episode in group.episodes:
+                self._add_episode(episode, stage, group.task_type)
+        turns = len(credit.advantage)
+        self.sums["credited_turns"] += turns
+        for name, value in credit.figures.items():
+            self.sums[f"credit.{name}"] += value * turns
+
+    def _add_episode(self, episode: Episode, stage: str, task_type: str) -> None:
+        sums = self.sums
+        sums["episodes"] += 1
+        sums["won"] += episode.won
+        sums["return"] += episode.episode_return
+        sums["turns"] += len(episode.turns)
+        sums["tokens"] += sum(len(s.token_ids) for s in episode.segments)
+        sums["segments"] += len(episode.segments)
+        sums["invalid"] += sum(not t.valid for t in episode.turns)
+        sums["inadmissible"] += sum(not t.admissible for t in episode.turns)
+        sums[f"end.{episode.end.value}"] += 1
+        for key in (f"stage.{stage}", f"type.{task_type or 'any'}"):
+            sums[f"{key}.episodes"] += 1
+            sums[f"{key}.won"] += episode.won
+
+    def metrics(self) -> dict[str, float]:
+        """`rollout/*`, `anchors/*` and `credit/*` figures; those of credit are means over chunks, weighted by turns."""
+        sums, episodes, turns = self.sums, max(self.sums["episodes"], 1), max(self.sums["turns"], 1)
+        figures = {
+            "rollout/success": sums["won"] / episodes,
+            "rollout/return": sums["return"] / episodes,
+            "rollout/length": sums["turns"] / episodes,
+            "rollout/tokens_per_episode": sums["tokens"] / episodes,
+            "rollout/segments_per_episode": sums["segments"] / episodes,
+            "rollout/invalid_actions": sums["invalid"] / turns,
+            "rollout/inadmissible_actions": sums["inadmissible"] / turns,
+        }
+        for end in EndReason:
+            figures[f"rollout/end_{end.value}"] = sums[f"end.{end.value}"] / episodes
+        for name, (won, played) in self.rates("type").items():
+            figures[f"rollout/success_{name}"] = won / played
+        credited = max(sums["credited_turns"], 1)
+        for name, key in CREDIT_FIGURES.items():
+            figures[key] = sums[f"credit.{name}"] / credited
+        return figures
+
+    def rates(self, kind: str) -> dict[str, tuple[int, int]]:
+        """`(won, episodes)` by stage or by task type."""
+        prefix, suffix = f"{kind}.", ".episodes"
+        names = [k[len(prefix) : -len(suffix)] for k in self.sums if k.startswith(prefix) and k.endswith(suffix)]
+        return {n: (int(self.sums[f"{prefix}{n}.won"]), int(self.sums[f"{prefix}{n}{suffix}"])) for n in sorted(names)}

@@ -1,0 +1,191 @@
+"""Trajectories on disk: one Arrow stream file per iteration, one row per segment, read back memory-mapped.
+
+The file opens with `pyarrow.ipc.open_stream` and with `datasets.Dataset.from_file`. It is written group by group and
+appears under its name only when complete. Knows nothing about policies or estimators.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from gigpo_lightning.batch import MicroBatch
+from gigpo_lightning.credit import Credit
+from gigpo_lightning.trajectory import Episode, Group, Segment
+
+_TURN_FIELDS = (
+    ("observation", pa.string()),
+    ("action", pa.string()),
+    ("reward", pa.float64()),
+    ("anchor", pa.string()),
+    ("valid", pa.bool_()),
+    ("step_return", pa.float64()),
+    ("step_group", pa.int64()),
+    ("episode_advantage", pa.float64()),
+    ("step_advantage", pa.float64()),
+    ("advantage", pa.float64()),
+)
+SCHEMA = pa.schema(
+    [
+        ("group", pa.int64()),
+        ("episode", pa.int64()),
+        ("segment", pa.int32()),
+        ("task_id", pa.string()),
+        ("stage", pa.string()),
+        ("instruction", pa.string()),
+        ("end", pa.string()),
+        ("won", pa.bool_()),
+        ("first_turn", pa.int32()),
+        ("token_ids", pa.list_(pa.int32())),
+        ("response_mask", pa.list_(pa.bool_())),
+        ("turn_index", pa.list_(pa.int32())),
+        ("logprobs", pa.list_(pa.float32())),
+        ("allowed_ids", pa.list_(pa.int32())),
+        ("allowed_counts", pa.list_(pa.int32())),
+        *[(name, pa.list_(kind)) for name, kind in _TURN_FIELDS],
+    ]
+)
+
+
+def turns_of(segment: Segment) -> range:
+    """The turns of the episode that were played in this segment."""
+    played = [t for t in segment.turn_index if t >= 0]
+    return range(min(played), max(played) + 1) if played else range(0)
+
+
+class RolloutWriter:
+    """Writes groups with their credit; a context manager. Without a clean exit no file appears.
+
+    Raises:
+        OSError: The folder cannot be written or the disk is full; nothing is left behind.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._partial = path.with_suffix(".partial")
+
+    def __enter__(self) -> RolloutWriter:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._sink = pa.OSFile(str(self._partial), "wb")
+        self._writer = pa.ipc.new_stream(self._sink, SCHEMA)
+        self._groups = self._episodes = 0
+        return self
+
+    def write(self, groups: Sequence[Group], stages: Sequence[str], credit: Credit) -> None:
+        """Append groups; `credit` holds their turns in order (groups, then episodes, then turns)."""
+        rows: list[dict[str, object]] = []
+        offset = 0
+        for group, stage in zip(groups, stages, strict=True):
+            for episode in group.episodes:
+                rows += self._rows(episode, stage, credit, offset)
+                offset += len(episode.turns)
+                self._episodes += 1
+            self._groups += 1
+        self._writer.write_batch(pa.RecordBatch.from_pylist(rows, schema=SCHEMA))
+
+    def _rows(self, episode: Episode, stage: str, credit: Credit, offset: int) -> list[dict[str, object]]:
+        rows = []
+        for number, segment in enumerate(episode.segments):
+            span = turns_of(segment)
+            turns = episode.turns[span.start : span.stop]
+            flat = slice(offset + span.start, offset + span.stop)
+            row: dict[str, object] = {
+                "group": self._groups,
+                "episode": self._episodes,
+                "segment": number,
+                "task_id": episode.task_id,
+                "stage": stage,
+                "instruction": episode.instruction,
+                "end": episode.end.value,
+                "won": episode.won,
+                "first_turn": span.start,
+                **{name: getattr(segment, name) for name in Segment.__slots__},
+                "observation": [t.observation for t in turns],
+                "action": [t.action for t in turns],
+                "reward": [t.reward for t in turns],
+                "anchor": [str(t.anchor) for t in turns],
+                "valid": [t.valid for t in turns],
+                "step_group": credit.step_group_ids[flat].tolist(),
+            }
+            for name in ("step_return", "episode_advantage", "step_advantage", "advantage"):
+                row[name] = getattr(credit, name)[flat].tolist()
+            rows.append(row)
+        return rows
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._writer.close()
+        self._sink.close()
+        if kind is None:
+            os.replace(self._partial, self.path)
+        else:
+            self._partial.unlink(missing_ok=True)
+
+
+class RolloutStore:
+    """A written file, memory-mapped: rows are read when a minibatch needs them."""
+
+    def __init__(self, path: Path):
+        with pa.memory_map(str(path)) as source:
+            table = pa.ipc.open_stream(source).read_all()
+        self.table = table.combine_chunks() if table.num_rows else table
+        self.token_counts = _lengths(self._list("token_ids"))
+        masks = self._list("response_mask")
+        chosen = np.add.reduceat(masks.flatten().to_numpy(zero_copy_only=False), masks.offsets.to_numpy()[:-1], dtype=int)
+        self.chosen_counts = np.where(self.token_counts > 0, chosen, 0)
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    def _list(self, name: str) -> pa.ListArray:
+        column = self.table.column(name)
+        return column.chunk(0) if column.num_chunks else pa.array([], column.type)
+
+    def _row(self, name: str, row: int) -> np.ndarray:
+        array = self._list(name)
+        begin, end = array.offsets[row].as_py(), array.offsets[row + 1].as_py()
+        return np.asarray(array.values.slice(begin, end - begin).to_numpy(zero_copy_only=False))
+
+    def micro_batch(self, rows: Sequence[int]) -> MicroBatch:
+        """The given segments as one packed micro-batch."""
+        ids, chosen, turn, logprobs, advantages, allowed_ids, allowed_counts = [], [], [], [], [], [], []
+        offset = turn_offset = 0
+        first_turns = self.table.column("first_turn")
+        for row in rows:
+            token_ids = self._row("token_ids", row)
+            where = np.flatnonzero(self._row("response_mask", row))
+            advantage = self._row("advantage", row)
+            local = self._row("turn_index", row)[where] - first_turns[row].as_py()
+            ids.append(token_ids)
+            chosen.append(where + offset)
+            turn.append(local + turn_offset)
+            logprobs.append(self._row("logprobs", row)[where])
+            advantages.append(advantage[local])
+            allowed_ids.append(self._row("allowed_ids", row))
+            allowed_counts.append(self._row("allowed_counts", row))
+            offset += len(token_ids)
+            turn_offset += len(advantage)
+        counts = _join(allowed_counts, np.int64)
+        return MicroBatch(
+            token_ids=_join(ids, np.int64),
+            lengths=tuple(len(i) for i in ids),
+            chosen=_join(chosen, np.int64),
+            turn=_join(turn, np.int64),
+            old_logprobs=_join(logprobs, np.float32),
+            advantages=_join(advantages, np.float32),
+            allowed_ids=_join(allowed_ids, np.int64),
+            allowed_counts=counts if len(counts) else None,
+        )
+
+
+def _lengths(array: pa.ListArray) -> np.ndarray:
+    return np.diff(array.offsets.to_numpy())
+
+
+def _join(parts: Sequence[np.ndarray], kind: type) -> torch.Tensor:
+    return torch.from_numpy(np.concatenate(parts).astype(kind) if parts else np.zeros(0, kind))

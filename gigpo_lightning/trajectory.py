@@ -1,0 +1,76 @@
+"""The records of what happened: turns, episodes, groups. Frozen, plain, and without any knowledge of how they were made."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from enum import Enum
+
+
+class EndReason(str, Enum):
+    """Why an episode ended. The four are never mixed up: only `TERMINATED` means that the task itself ended."""
+
+    TERMINATED = "terminated"
+    TRUNCATED = "truncated"
+    CONTEXT_LIMIT = "context_limit"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One observation, the response to it, and what the environment answered.
+
+    `anchor` is the key of the state in which the action was taken; `tokens` the number of sampled tokens.
+    """
+
+    observation: str
+    action: str
+    reward: float
+    anchor: Hashable
+    valid: bool
+    admissible: bool
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Consecutive turns of one episode that share one token sequence: one training row.
+
+    All lists have the length of `token_ids`. `response_mask` is True where the policy chose the token among at least two
+    allowed ones; `turn_index` is the turn within the episode, -1 in the header; `logprobs` is 0 where the mask is False.
+    `allowed_ids` concatenates the allowed token ids of the masked positions in order, `allowed_counts` their numbers
+    (both empty when decoding was unconstrained).
+    """
+
+    token_ids: list[int]
+    response_mask: list[bool]
+    turn_index: list[int]
+    logprobs: list[float]
+    allowed_ids: list[int]
+    allowed_counts: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """The turns of one attempt at a task, and the token rows they were sampled in."""
+
+    task_id: str
+    instruction: str
+    turns: tuple[Turn, ...]
+    segments: tuple[Segment, ...]
+    end: EndReason
+    won: bool
+
+    @property
+    def episode_return(self) -> float:
+        """R(τ): the undiscounted sum of the rewards."""
+        return sum(turn.reward for turn in self.turns)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The N episodes of one task from the same initial state under the same policy."""
+
+    task_id: str
+    task_type: str
+    episodes: tuple[Episode, ...]

@@ -1,0 +1,148 @@
+"""A tiny datamodule and module with the callbacks' seam, for real fits that take a fraction of a second."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from gigpo_lightning.curriculum import Stage
+
+
+@dataclass
+class Controls:
+    lam: float = 1.0
+    temperature: float = 1.0
+    entropy_coef: float = 0.0
+    stage: Stage | None = None
+    rehearsal: tuple[Stage, ...] = ()
+
+
+@dataclass
+class CreditTable:
+    anchors: list[str]
+    step_returns: np.ndarray
+    texts: list[str]
+    stages: list[str]
+
+
+@dataclass
+class Report:
+    metrics: dict[str, float] = field(default_factory=dict)
+    success: dict[str, tuple[int, int]] = field(default_factory=dict)
+    credit_table: CreditTable = field(default_factory=lambda: CreditTable([], np.zeros(0), [], []))
+    histograms: dict[str, np.ndarray] = field(default_factory=dict)
+    transcripts: list[str] = field(default_factory=list)
+
+
+class _Rows(IterableDataset):
+    """Collects in `__iter__`, as the real datamodule does: once per epoch."""
+
+    def __init__(self, owner: TinyRollouts) -> None:
+        self.owner = owner
+
+    def __len__(self) -> int:
+        return 2
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        rows = self.owner.collect()
+        return iter(rows)
+
+
+class TinyRollouts(pl.LightningDataModule):
+    """Each iteration `rates[i]` of 10 episodes of the current stage succeed; what the callbacks had set is recorded."""
+
+    def __init__(self, rates: list[float], seed: int = 0) -> None:
+        super().__init__()
+        self.rates = rates
+        self.seed = seed
+        self.iteration = 0
+        self.controls = Controls()
+        self.report = Report()
+        self.seen: list[dict[str, Any]] = []
+
+    def collect(self) -> torch.Tensor:
+        index = self.iteration
+        self.iteration += 1
+        stage = self.controls.stage.name if self.controls.stage else ""
+        self.seen.append(
+            {
+                "iteration": index,
+                "lam": self.controls.lam,
+                "temperature": self.controls.temperature,
+                "entropy_coef": self.controls.entropy_coef,
+                "stage": stage,
+                "rehearsal": [item.name for item in self.controls.rehearsal],
+            }
+        )
+        rng = np.random.default_rng([self.seed, index])
+        rate = self.rates[index % len(self.rates)]
+        turns = 40
+        keys = [f"s{number}" for number in rng.integers(0, 12, turns)]
+        table = CreditTable(keys, rng.normal(size=turns), [f"You see {key}." for key in keys], [stage] * turns)
+        self.report = Report(
+            metrics={"rollout/success": rate, "anchors/density": 0.2, "time/iteration": 1.0},
+            success={stage: (round(10 * rate), 10)},
+            credit_table=table,
+            histograms={"anchors/group_size": rng.integers(1, 9, 30).astype(np.float64)},
+            transcripts=["task: put a pan on the table\n> look"],
+        )
+        return torch.from_numpy(rng.normal(size=(2, 4)).astype(np.float32))
+
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(_Rows(self), batch_size=None)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"iteration": self.iteration}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.iteration = state_dict["iteration"]
+
+
+class TinyModule(pl.LightningModule):
+    """Four weights under Adam, so that an optimiser state has to survive a resume too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        loss = self.layer(batch).square().mean() * self.trainer.datamodule.controls.lam
+        self.log("loss/policy", loss, on_step=False, on_epoch=True, logger=False)
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.parameters(), lr=0.01)
+
+
+def fit(
+    root: Path,
+    callbacks: list[pl.Callback],
+    rates: list[float],
+    epochs: int,
+    ckpt_path: str | None = None,
+    **options: Any,
+) -> tuple[pl.Trainer, TinyModule, TinyRollouts]:
+    """One CPU fit from seed 0; returns what a test looks at."""
+    pl.seed_everything(0)
+    module, data = TinyModule(), TinyRollouts(rates)
+    settings: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": True} | options
+    if not any(isinstance(callback, pl.callbacks.Checkpoint) for callback in callbacks):
+        settings["enable_checkpointing"] = False
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        default_root_dir=root,
+        max_epochs=epochs,
+        callbacks=callbacks,
+        enable_model_summary=False,
+        log_every_n_steps=1,
+        **settings,
+    )
+    trainer.fit(module, datamodule=data, ckpt_path=ckpt_path)
+    return trainer, module, data
