@@ -1,14 +1,13 @@
-"""`python -m gigpo_lightning`: hands the command line to its command. Loads nothing heavy, so that `--help` is quick."""
+"""`python -m gigpo_lightning`: hands the command line to its command. Loads nothing heavy: `--help` is quick."""
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 
 from gigpo_lightning import __version__
-from gigpo_lightning.cli_errors import fail, show_traceback
+from gigpo_lightning.cli_errors import did_you_mean, fail, show_traceback
 
 # Commands of LightningCLI, with what they do.
 TRAINER_COMMANDS = {
@@ -70,7 +69,8 @@ def usage() -> str:
         "  python -m gigpo_lightning test --config alfworld.yaml --ckpt_path best",
         "",
         "A configuration is sought in the working folder, then among the shipped ones; several overlay in order.",
-        "`COMMAND --help` describes a command's options, `--print_config` shows what they come to, `--version` the version.",
+        "`COMMAND --help` describes a command's options, `COMMAND --print_config` shows what they come to.",
+        "`--version` shows the version.",
         "With GIGPO_TRACEBACK=1 in the environment an error shows where in the code it was raised.",
     ]
     return "\n".join(lines)
@@ -95,9 +95,7 @@ def _run_world_command(command: str, args: list[str]) -> int:
 
 
 def _unknown(what: str, given: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(given, known, n=1)
-    hint = f"; did you mean {close[0]}?" if close else ""
-    return f"{what} {given!r} is unknown{hint} (there are: {', '.join(known)})"
+    return f"{what} {given!r} is unknown{did_you_mean(given, known)} (there are: {', '.join(known)})"
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ What is trained, and on what, is the module's and the datamodule's; this file on
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,12 @@ import gigpo_lightning.envs.alfworld.tasks
 import gigpo_lightning.policy.scratch  # noqa: F401
 from gigpo_lightning.cli_config import resolve_configs, run_name
 from gigpo_lightning.cli_errors import fail, option_message, show_traceback
-from gigpo_lightning.cli_faults import Constructors, is_bad_input, is_disk_error, message
+from gigpo_lightning.cli_faults import Constructors, is_bad_input, message
 from gigpo_lightning.cli_place import Place, place_run
 from gigpo_lightning.datamodule import RolloutDataModule
+from gigpo_lightning.envs.base import TaskSet
 from gigpo_lightning.module import GiGPOModule
+from gigpo_lightning.policy.base import BasePolicy
 
 
 def run(command: str, args: Sequence[str]) -> None:
@@ -40,7 +43,7 @@ class GiGPOCLI(LightningCLI):
     """LightningCLI for one command.
 
     A run is kept in `<runs_dir>/<name of the first config>/version_<k>`, or in `trainer.default_root_dir` where that is
-    given. What goes wrong before the first batch is bad input and shown in short; later only a full or read-only disk is.
+    given. An error is shown in short where it is bad input; other errors keep their traceback.
 
     Args:
         command: `fit`, `validate`, `test` or `predict`.
@@ -62,6 +65,7 @@ class GiGPOCLI(LightningCLI):
         self.constructors = Constructors()
         try:
             self.args, self.config_paths = resolve_configs(self.args)
+            _Parser.configs = self.config_paths
             super().__init__(
                 model_class,
                 datamodule_class,
@@ -69,10 +73,13 @@ class GiGPOCLI(LightningCLI):
                 save_config_kwargs={"overwrite": True},  # the folder is this run's own
                 trainer_defaults={"callbacks": [self.begun]},
                 parser_class=_Parser,
+                parser_kwargs={"allow_abbrev": False},  # a shortened option is most likely a misspelt one
+                seed_everything_default=0,
                 auto_configure_optimizers=False,
             )
         except Exception as error:
-            self._refuse(error)
+            self._end_if_bad_input(error)
+            raise
 
     # -- command line --------------------------------------------------------------------------------------------------
 
@@ -83,7 +90,10 @@ class GiGPOCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the options that are neither the trainer's nor the module's."""
         parser.add_argument(
-            "--runs_dir", type=str, default="runs", help="Folder of all runs, each in <config name>/version_<k> inside it."
+            "--runs_dir",
+            type=str,
+            default="runs",
+            help="Folder of all runs, each in <config name>/version_<k> inside it.",
         )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
@@ -142,50 +152,49 @@ class GiGPOCLI(LightningCLI):
 
     # -- errors --------------------------------------------------------------------------------------------------------
 
-    def _refuse(self, error: Exception) -> None:
-        """End with one message if the error is bad input, else raise it again."""
-        early = not self.begun.yes
-        if early and self.place is not None:
-            self.place.folder.discard()
+    def _end_if_bad_input(self, error: Exception) -> None:
+        """End with one message if the error is bad input."""
         cause = self.constructors.cause(error)
-        if show_traceback() or not (is_bad_input(cause) if early else is_disk_error(cause)):
-            raise error
-        fail(message(cause, self.place.folder.path if self.place is not None else None))
+        if not is_bad_input(cause, self.begun.yes):
+            return
+        if self.place is not None:
+            self.place.folder.discard()
+        if not show_traceback():
+            fail(message(cause, self.place.folder.path if self.place is not None else None))
 
 
 class _Begun(pl.Callback):
-    """Whether the trainer has got as far as its first batch; what fails before lies in the options."""
+    """Whether the trainer has begun its work; what fails before lies in the options."""
 
     def __init__(self) -> None:
         self.yes = False
 
-    def on_train_batch_start(self, *args: Any) -> None:
-        """Training has begun: the first rollouts are collected."""
+    def on_sanity_check_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """The validation before training begins."""
         self.yes = True
 
-    def on_validation_batch_start(self, *args: Any) -> None:
-        """Validation has begun."""
-        self.yes = True
-
-    def on_test_batch_start(self, *args: Any) -> None:
-        """The test has begun."""
-        self.yes = True
-
-    def on_predict_batch_start(self, *args: Any) -> None:
-        """Prediction has begun."""
-        self.yes = True
+    on_train_start = on_validation_start = on_test_start = on_predict_start = on_sanity_check_start
 
 
 class _Parser(LightningArgumentParser):
     """The parser with one short message in place of usage, tip and error."""
 
+    configs: Sequence[Path] = ()
+
     def error(self, message: str, ex: Exception | None = None) -> Any:
         """End with the readable form of the parser's message."""
         if show_traceback() and ex is not None:
             raise ex
-        fail(option_message(message, self._known_names()))
-
-    def _known_names(self) -> list[str]:
-        """Long options of this parser and its subcommands, for suggestions."""
         parsers = [self, *getattr(self._subcommands_action, "choices", {}).values()]
-        return sorted({name for parser in parsers for name in parser._option_string_actions})
+        options = {name for parser in parsers for name in parser._option_string_actions}
+        classes = _subclasses(pl.Callback, BasePolicy, TaskSet)
+        options |= {name for cls in classes for name in inspect.signature(cls).parameters}
+        fail(option_message(message, sorted(options), sorted(cls.__name__ for cls in classes), _Parser.configs))
+
+
+def _subclasses(*bases: type) -> list[type]:
+    """All loaded classes below `bases`."""
+    below: list[type] = []
+    for base in bases:
+        below += base.__subclasses__()
+    return below + (_subclasses(*below) if below else [])

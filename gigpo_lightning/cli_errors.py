@@ -1,16 +1,27 @@
-"""Bad input becomes one clear message on stderr and exit code 2; the parser's messages become readable.
+"""Bad input becomes one clear message on stderr and exit code 2; the parser's own messages become short ones.
 
 Knows the parser's wording; nothing about what the options mean.
 """
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 BAD_INPUT = 2
+# Words for the types that the parser names.
+_TYPES = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text", "list": "a list"}
+_NOT_ACCEPTED = re.compile(r"(?:Option|does not accept option) '([^']+)'")
+_EXPECTED = re.compile(r"Expected (?:a|an|one of) (?P<type>.+?)\. Got value: (?P<value>.*)", re.DOTALL)
+_KEY = re.compile(r'Parser key "(?P<key>[^"]+)":\s*(?P<rest>.*)', re.DOTALL)
+_CLASS_NAME = re.compile(r"Expected a dot import path string: (\S+)")
+_CLASS_PATH = re.compile(r"Problem with given class_path '([^']+)':\s*(.*)")
+_REQUIRED = re.compile(r'(?:Key|Option) ["\']([^"\']+)["\'] is required')
 
 
 def fail(message: str) -> NoReturn:
@@ -24,5 +35,77 @@ def show_traceback() -> bool:
     return os.environ.get("GIGPO_TRACEBACK", "") not in ("", "0")
 
 
-def option_message(message: str, known: Sequence[str]) -> str:
-    return "RAW<<" + message + ">>"
+def did_you_mean(given: str, known: Sequence[str]) -> str:
+    """`; did you mean X?` for the name in `known` that is most like `given`, or nothing."""
+    close = difflib.get_close_matches(given, known, n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def option_message(message: str, options: Sequence[str], classes: Sequence[str], configs: Sequence[Path]) -> str:
+    """The parser's message as one short text.
+
+    Args:
+        message: What jsonargparse says.
+        options: Known option names, with or without `--`, for suggestions.
+        classes: Known class names, for suggestions.
+        configs: The configuration files, to point at the line of a bad key.
+    """
+    if message.startswith("unrecognized arguments:"):
+        option = message.split(":", 1)[1].split()[0].split("=")[0]
+        return f"unknown option {option}{did_you_mean(option, options)}"
+    if match := _NOT_ACCEPTED.search(message):
+        key = match[1]
+        # A key of a class's options comes without the keys above it.
+        known = [name.lstrip("-") for name in options] if "." in key else [name.rsplit(".")[-1] for name in options]
+        return f"unknown key {key}{did_you_mean(key, known)}{_line_of(key, configs)}"
+    if match := _REQUIRED.search(message):
+        given = "" if configs else "; give a configuration: --config alfworld.yaml"
+        return f"{match[1]}: a value is needed{given}"
+    if match := _KEY.search(message):
+        key, rest = match["key"], match["rest"]
+        return f"{key}: {_value_message(rest, classes)}{_line_of(key, configs)}"
+    return _one_line(message)
+
+
+def _value_message(text: str, classes: Sequence[str]) -> str:
+    """Why a value does not fit."""
+    if match := _CLASS_PATH.search(text):
+        return f"{match[1]} cannot be used: {_one_line(match[2])}{did_you_mean(match[1].rsplit('.')[-1], classes)}"
+    if match := _CLASS_NAME.search(text):
+        return f"unknown class {match[1]}{did_you_mean(match[1], classes)}"
+    if "Union subtypes" in text:
+        reasons = [line.strip()[2:] for line in text.splitlines() if line.strip().startswith("- ")]
+        reasons = [reason for reason in dict.fromkeys(reasons) if "NoneType" not in reason]
+        given = text.partition("Given value: ")[2]
+        allowed = " or ".join(_expected(reason) for reason in reasons if "Expected" in reason) or "; ".join(reasons[:2])
+        return f"expected {allowed or 'nothing (null)'}, got {_one_line(given)}"
+    if match := _EXPECTED.search(text):
+        return f"expected {_type_words(match['type'])}, got {_one_line(match['value'])}"
+    return _one_line(text)
+
+
+def _expected(reason: str) -> str:
+    match = re.search(r"Expected (?:an? )?(.+?)(?:\. Got value.*)?$", reason)
+    return _type_words(match[1]) if match else reason
+
+
+def _type_words(text: str) -> str:
+    match = re.fullmatch(r"<class '(?:[\w.]+\.)?(\w+)'>", text.strip())
+    return _TYPES.get(match[1], match[1]) if match else text.strip()
+
+
+def _line_of(key: str, configs: Sequence[Path]) -> str:
+    """` (FILE:LINE)` where exactly one line of the files sets the last part of `key`."""
+    pattern = re.compile(rf"^[\s-]*{re.escape(key.rsplit('.')[-1])}\s*:")
+    places = [
+        f"{path}:{number}"
+        for path in configs
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        if pattern.match(line)
+    ]
+    return f" ({places[0]})" if len(places) == 1 else ""
+
+
+def _one_line(text: str, limit: int = 400) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= limit else f"{line[:limit]} …"

@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import traceback
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import lightning
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 import gigpo_lightning
@@ -40,14 +42,18 @@ class Constructors:
         return first if first is not None and str(first) in str(error) else error
 
 
-def is_bad_input(error: Exception) -> bool:
-    """Whether an error raised before the first batch comes from the options."""
-    return isinstance(error, BAD_INPUT_TYPES) or str(error).startswith(_OTHER_MODEL)
+def is_bad_input(error: Exception, begun: bool) -> bool:
+    """Whether an error is the user's to mend and needs no traceback.
 
-
-def is_disk_error(error: Exception) -> bool:
-    """Whether an error raised in the middle of a run comes from a full or read-only disk."""
-    return isinstance(error, OSError) and error.errno in _DISK_ERRORS
+    Args:
+        error: The exception.
+        begun: Whether the trainer has begun its work. Before, every error of a common type comes from the options;
+            later only a full or read-only disk, and what this package raises on purpose.
+    """
+    if not begun:
+        return isinstance(error, BAD_INPUT_TYPES) or str(error).startswith(_OTHER_MODEL)
+    disk = isinstance(error, OSError) and error.errno in _DISK_ERRORS
+    return disk or (isinstance(error, (ValueError, OSError)) and _raised_by(error, gigpo_lightning))
 
 
 def message(error: Exception, folder: Path | None) -> str:
@@ -63,11 +69,15 @@ def message(error: Exception, folder: Path | None) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename or folder or 'disk'}: {error.strerror}"
     text = str(error).strip() or type(error).__name__
-    return text if _is_explained(error) else f"{text} (GIGPO_TRACEBACK=1 shows where this comes from)"
+    explained = _raised_by(error, gigpo_lightning) or _raised_by(error, lightning)
+    return text if explained else f"{text} (GIGPO_TRACEBACK=1 shows where this comes from)"
 
 
-def _is_explained(error: Exception) -> bool:
-    """Whether the error was raised by code that writes its messages for users: this package, or Lightning's checks."""
+def _raised_by(error: Exception, package: ModuleType) -> bool:
+    """Whether the error comes from a `raise` statement of the package: its text was written for users."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = Path(gigpo_lightning.__file__).parent
-    return isinstance(error, MisconfigurationException) or not frames or own in Path(frames[-1].filename).parents
+    return (
+        bool(frames)
+        and Path(str(package.__file__)).parent in Path(frames[-1].filename).parents
+        and (frames[-1].line or "").startswith("raise")
+    )

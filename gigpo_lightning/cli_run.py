@@ -32,11 +32,11 @@ class RunFolder:
 
     def discard(self) -> None:
         """Remove the folder unless it is an older run's or holds more than a run writes before its first iteration."""
-        if not self.fresh or not self.path.is_dir():
+        early = [file for pattern in _EARLY_FILES for file in self.path.glob(pattern)]
+        if not self.fresh or any(file.is_file() and file not in early for file in self.path.rglob("*")):
             return
-        for pattern in _EARLY_FILES:
-            for file in self.path.glob(pattern):
-                file.unlink()
+        for file in early:
+            file.unlink()
         for folder in (*(self.path / name for name in _EARLY_FOLDERS), self.path, *reversed(self.made)):
             if folder.is_dir() and not any(folder.iterdir()):
                 folder.rmdir()
@@ -97,8 +97,8 @@ def check_space(folder: Path) -> None:
     if free_mb < MIN_FREE_MB:
         raise OSError(
             errno.ENOSPC,
-            f"the disk is nearly full: {free_mb:.0f} MB are free, a run needs at least {MIN_FREE_MB} MB; free some space or "
-            "choose another folder with --runs_dir",
+            f"the disk is nearly full: {free_mb:.0f} MB are free, a run needs {MIN_FREE_MB} MB; free some space "
+            "or choose another folder with --runs_dir",
             str(folder),
         )
 

@@ -14,8 +14,7 @@ from typing import Any
 
 import yaml
 
-# In a wheel the shipped files lie inside the package, in a checkout beside it.
-_SHIPPED = (Path(__file__).parent / "curricula", Path(__file__).parent.parent / "curricula")
+from gigpo_lightning.resources import find_file
 
 
 class StageError(ValueError):
@@ -114,7 +113,7 @@ def load_stages(path_or_name: str | Path) -> tuple[Stage, ...]:
     Raises:
         ValueError: No such file, or a bad one; the message names the file and the line.
     """
-    path = _find(path_or_name)
+    path = find_file("curricula", str(path_or_name))
     try:
         loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
         root = loader.get_single_node()
@@ -134,7 +133,8 @@ def _build(path: Path, root: yaml.Node | None, data: Any) -> tuple[Stage, ...]:
     if not isinstance(data["stages"], list) or not data["stages"]:
         raise ValueError(f"curriculum {path}:{line}: the curriculum is empty; `stages:` needs at least one stage")
     stages: list[Stage] = []
-    for number, (entry, node) in enumerate(zip(data["stages"], root.value[0][1].value, strict=True), start=1):
+    nodes: list[yaml.Node] = root.value[0][1].value  # type: ignore[union-attr]
+    for number, (entry, node) in enumerate(zip(data["stages"], nodes, strict=True), start=1):
         where = {key.value: key.start_mark.line + 1 for key, _ in node.value} if isinstance(entry, dict) else {}
         try:
             _check_keys(entry, node)
@@ -193,16 +193,3 @@ def _is_number(value: Any) -> bool:
 def _require(condition: bool, key: str, value: Any, allowed: str) -> None:
     if not condition:
         raise StageError(key, f"`{key}` is {value!r}, but must be {allowed}")
-
-
-def _find(path_or_name: str | Path) -> Path:
-    """The curriculum file: working folder first, then the shipped ones, with or without `.yaml`."""
-    names = [str(path_or_name), f"{path_or_name}.yaml"]
-    for folder in (Path(), *_SHIPPED):
-        for name in names:
-            if (folder / name).is_file():
-                return folder / name
-    shipped = sorted({file.name for folder in _SHIPPED for file in folder.glob("*.yaml")})
-    close = difflib.get_close_matches(names[1], shipped, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    raise ValueError(f"curriculum {str(path_or_name)!r} not found{hint} (shipped: {', '.join(shipped) or 'none'})")

@@ -7,8 +7,9 @@ is the collector's, what a turn deserves is `credit`'s, and the loss is the modu
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,53 +19,30 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from gigpo_lightning.batch import Minibatch, cut_by_tokens
-from gigpo_lightning.credit import Credit, credit_groups
 from gigpo_lightning.curriculum import Stage
 from gigpo_lightning.envs.base import TaskSet
 from gigpo_lightning.policy.base import BasePolicy
+from gigpo_lightning.rollout.collection import CreditRule, make_report
 from gigpo_lightning.rollout.collector import Collector, EpisodeJob
 from gigpo_lightning.rollout.context import SegmentRule
+from gigpo_lightning.rollout.evaluation import EvaluationBatch, EvaluationRule, plan
 from gigpo_lightning.rollout.plan import GroupJob, plan_iteration, plan_rows
 from gigpo_lightning.rollout.pool import InProcessPool
-from gigpo_lightning.rollout.report import RolloutReport, Tally
+from gigpo_lightning.rollout.report import RolloutReport
 from gigpo_lightning.rollout.store import RolloutStore, RolloutWriter
 from gigpo_lightning.trajectory import Episode, Group
 
 
-@dataclass(frozen=True, slots=True)
-class CreditRule:
-    """How turns are credited.
-
-    Args:
-        estimator: `gigpo`, `grpo` (episode advantage only) or `step` (step advantage only).
-        gamma: Discount of the step returns, in [0, 1].
-        norm: `std`, or `none` to divide by nothing.
-        statistics: `trajectory` (over episodes) or `step` (over step records, as the public reference does).
-        combine: `convex` (λ·A_E + (1 − λ)·A_S) or `additive` (A_E + ω·A_S).
-        omega: ω of `additive`.
-        invalid_penalty: What an invalid action costs.
-        penalty_in_returns: Whether it enters the returns, too.
-    """
-
-    estimator: str = "gigpo"
-    gamma: float = 0.95
-    norm: str = "std"
-    statistics: str = "trajectory"
-    combine: str = "convex"
-    omega: float = 1.0
-    invalid_penalty: float = 0.1
-    penalty_in_returns: bool = False
-
-
 @dataclass(slots=True)
 class Controls:
-    """What callbacks set for the next iteration."""
+    """What callbacks set for the next iteration. `stages` are all that evaluations may play."""
 
     lam: float
     temperature: float
     entropy_coef: float
     stage: Stage | None = None
-    rehearsal: tuple[Stage, ...] = field(default=())
+    rehearsal: tuple[Stage, ...] = ()
+    stages: tuple[Stage, ...] = ()
 
 
 class RolloutDataModule(pl.LightningDataModule):
@@ -83,12 +61,14 @@ class RolloutDataModule(pl.LightningDataModule):
         max_turns: Turn limit of an episode, unless a curriculum sets it.
         credit: How turns are credited.
         segments: How episodes are cut into training rows.
+        evaluation: What evaluations play.
         rows: Episodes under way at once.
         constrain: Sample among the admissible actions only, where the world lists them.
         max_action_tokens: Longest free answer, in tokens.
         max_env_errors: Environment failures in one collection after which the run stops.
         rollout_dir: Folder of the rollout files; null for `rollouts` in the run's folder.
         keep_rollouts: Rollout files that are kept, at least 1.
+        transcripts: Episodes per iteration kept as text.
         seed: Seed of tasks and samples.
     """
 
@@ -106,12 +86,14 @@ class RolloutDataModule(pl.LightningDataModule):
         max_turns: int = 50,
         credit: CreditRule = CreditRule(),
         segments: SegmentRule = SegmentRule(),
+        evaluation: EvaluationRule = EvaluationRule(),
         rows: int = 128,
         constrain: bool = True,
         max_action_tokens: int = 16,
         max_env_errors: int = 16,
         rollout_dir: str | None = None,
         keep_rollouts: int = 2,
+        transcripts: int = 2,
         seed: int = 0,
     ):
         super().__init__()
@@ -137,10 +119,11 @@ class RolloutDataModule(pl.LightningDataModule):
         self.groups, self.members = groups, members
         self.passes, self.minibatches = passes, minibatches
         self.max_tokens_per_batch = max_tokens_per_batch
-        self.credit_rule, self.segment_rule = credit, segments
+        self.credit_rule, self.segment_rule, self.evaluation = credit, segments, evaluation
         self.max_turns, self.rows, self.constrain = max_turns, rows, constrain
         self.max_action_tokens, self.max_env_errors = max_action_tokens, max_env_errors
         self.rollout_dir, self.keep_rollouts, self.seed = rollout_dir, keep_rollouts, seed
+        self.transcripts = transcripts
         self.controls = Controls(lam, temperature, entropy_coef)
         self.iteration = 0
         self.report = RolloutReport()
@@ -228,31 +211,33 @@ class RolloutDataModule(pl.LightningDataModule):
         )
         planned = time.perf_counter()
         groups = self._play_groups(jobs)
-        path = self._rollout_path(iteration, rank)
         played = time.perf_counter()
-        credit = self._credit(groups)
+        credit = self.credit_rule.credit(groups, self.controls.lam)
         names = [job.stage for job in jobs]
+        self.report = make_report(groups, names, credit, self.transcripts)
+        self._sum_over_processes(self.report)
         credited = time.perf_counter()
+        path = self._rollout_path(iteration, rank)
         with RolloutWriter(path) as writer:
             writer.write(groups, names, credit)
         store = RolloutStore(path)
-        self.report = self._make_report(groups, names, credit)
-        stats = self.collector.stats
-        end = time.perf_counter()
-        self.report.metrics |= {
-            "time/tasks_s": planned - begin,
-            "time/environment_s": stats.env_s,
-            "time/policy_s": stats.policy_s,
-            "time/collector_s": played - planned - stats.env_s - stats.policy_s,
-            "time/credit_s": credited - played,
-            "time/store_s": end - credited,
-            "time/rollout_s": end - begin,
-            "time/rollout_tokens_per_s": stats.tokens / max(played - planned, 1e-9),
-            "time/env_steps_per_s": stats.steps / max(played - planned, 1e-9),
-            "time/episodes_per_s": len(groups) * self.members / max(end - begin, 1e-9),
-            "rollout/env_errors": float(len(stats.env_errors)),
-            "credit/lambda": self.controls.lam,
-        }
+        stats, end = self.collector.stats, time.perf_counter()
+        self.report.settle(
+            {
+                "time/tasks_s": planned - begin,
+                "time/environment_s": stats.env_s,
+                "time/policy_s": stats.policy_s,
+                "time/collector_s": played - planned - stats.env_s - stats.policy_s,
+                "time/credit_s": credited - played,
+                "time/store_s": end - credited,
+                "time/rollout_s": end - begin,
+                "time/rollout_tokens_per_s": stats.tokens / max(played - planned, 1e-9),
+                "time/env_steps_per_s": stats.steps / max(played - planned, 1e-9),
+                "time/episodes_per_s": len(groups) * self.members / max(end - begin, 1e-9),
+                "rollout/env_errors": float(len(stats.env_errors)),
+                "credit/lambda": self.controls.lam,
+            }
+        )
         return store
 
     def _play_groups(self, jobs: list[GroupJob]) -> list[Group]:
@@ -263,34 +248,17 @@ class RolloutDataModule(pl.LightningDataModule):
             for i, job in enumerate(jobs)
         ]
 
-    def _credit(self, groups: list[Group]) -> Credit:
-        rule = self.credit_rule
-        return credit_groups(
-            groups,
-            estimator=rule.estimator,
-            lam=self.controls.lam if rule.combine == "convex" else rule.omega,
-            gamma=rule.gamma,
-            norm=rule.norm,
-            statistics=rule.statistics,
-            combine=rule.combine,
-            invalid_penalty=rule.invalid_penalty,
-            penalty_in_returns=rule.penalty_in_returns,
-        )
-
-    def _make_report(self, groups: list[Group], stages: list[str], credit: Credit) -> RolloutReport:
-        tally = Tally()
-        tally.add_groups(groups, stages, credit)
-        report = RolloutReport(tally.metrics(), tally.rates("stage"))
-        report.histograms["anchors/step_group_sizes"] = credit.step_group_sizes.numpy()
-        table = report.credit_table
-        table.step_returns = credit.step_return.tolist()
-        for group, stage in zip(groups, stages, strict=True):
-            for episode in group.episodes:
-                for turn in episode.turns:
-                    table.anchors.append(f"{group.task_id}|{turn.anchor}")
-                    table.texts.append(turn.observation)
-                    table.stages.append(stage)
-        return report
+    def _sum_over_processes(self, report: RolloutReport) -> None:
+        """Add up the counts of all processes, so that every process takes the same decisions from them."""
+        assert self.trainer is not None
+        if self.trainer.world_size == 1:
+            return
+        # Processes may have met different task types: agree on the names first.
+        gathered: list[Any] = [None] * self.trainer.world_size
+        torch.distributed.all_gather_object(gathered, dict(report.tally.sums))
+        report.tally.sums = Counter()
+        for sums in gathered:
+            report.tally.sums.update(sums)
 
     def _rollout_path(self, iteration: int, rank: int) -> Path:
         assert self.trainer is not None
@@ -322,6 +290,39 @@ class RolloutDataModule(pl.LightningDataModule):
     def train_dataloader(self) -> DataLoader[Minibatch]:
         return DataLoader(_Iterations(self), batch_size=None)
 
+    def val_dataloader(self) -> DataLoader[EvaluationBatch]:
+        return DataLoader(_Evaluations(self._validation), batch_size=None)
+
+    def test_dataloader(self) -> DataLoader[EvaluationBatch]:
+        return DataLoader(_Evaluations(self._test), batch_size=None)
+
+    def predict_dataloader(self) -> DataLoader[EvaluationBatch]:
+        return DataLoader(_Evaluations(self._prediction), batch_size=None)
+
+    def _validation(self) -> Iterator[EvaluationBatch]:
+        """Unseen tasks of the first stage, to see the whole run on one scale, and of the present one."""
+        rule = self.evaluation
+        for stage in {s.name: s for s in (*self.controls.stages[:1], self.stage)}.values():
+            tasks = self.stage_tasks(stage)
+            yield from plan(
+                rule, stage, tasks, split="unseen", count=rule.during_fit_tasks, seeds=1, greedy=False
+            )
+
+    def _test(self) -> Iterator[EvaluationBatch]:
+        rule = self.evaluation
+        for stage in self.controls.stages or (self.stage,):
+            tasks = self.stage_tasks(stage)
+            for split in rule.splits:
+                yield from plan(
+                    rule, stage, tasks, split=split, count=rule.tasks, seeds=rule.seeds, greedy=rule.greedy
+                )
+
+    def _prediction(self) -> Iterator[EvaluationBatch]:
+        rule, stage = self.evaluation, self.stage
+        yield from plan(
+            rule, stage, self.stage_tasks(stage), split="unseen", count=rule.predict_tasks, seeds=1, greedy=False
+        )
+
     def teardown(self, stage: str) -> None:
         self._collector = None
 
@@ -340,3 +341,13 @@ class _Iterations(IterableDataset[Minibatch]):
         with torch.no_grad():
             store = self._datamodule.collect()
         yield from self._datamodule.minibatches_of(store, iteration)
+
+
+class _Evaluations(IterableDataset[EvaluationBatch]):
+    """Made anew for every evaluation, as the stage moves."""
+
+    def __init__(self, batches: Callable[[], Iterator[EvaluationBatch]]):
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[EvaluationBatch]:
+        return self._batches()

@@ -20,6 +20,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from gigpo_lightning.batch import MicroBatch, Minibatch
 from gigpo_lightning.functional.losses import AGGREGATIONS, TokenWeights, entropy_loss, kl_loss, policy_loss, token_weights
 from gigpo_lightning.policy.base import BasePolicy
+from gigpo_lightning.rollout.evaluation import EvaluationBatch, outcomes, summarise
+from gigpo_lightning.rollout.transcript import transcript
 
 OptimizerFactory = Callable[[Iterable[Tensor]], Optimizer]
 SchedulerFactory = Callable[[Optimizer], LRScheduler]
@@ -77,6 +79,7 @@ class GiGPOModule(pl.LightningModule):
         self.kl_coef, self.aggregation, self.constant_tokens = kl_coef, aggregation, constant_tokens
         self.gradient_clip, self.max_bad_updates = gradient_clip, max_bad_updates
         self._bad_updates = 0
+        self.results: list[dict[str, Any]] = []
 
     # -- set-up --------------------------------------------------------------------------------------------------------
 
@@ -185,6 +188,38 @@ class GiGPOModule(pl.LightningModule):
         for name in [n for n, v in figures.items() if not v.isfinite()]:
             del figures[name]
         return good
+
+    # -- evaluation ----------------------------------------------------------------------------------------------------
+
+    def validation_step(self, batch: EvaluationBatch, batch_idx: int) -> None:
+        row = self._evaluate(batch)
+        self.log(f"val/{batch.stage}/success", row["success"], batch_size=1)
+        self.log(f"val/{batch.stage}/length", row["length"], batch_size=1)
+
+    def test_step(self, batch: EvaluationBatch, batch_idx: int) -> None:
+        row = self._evaluate(batch)
+        self.results.append(row)
+        name = f"test/{batch.stage}/{batch.split}/{batch.mode}"
+        self.log(f"{name}/success", row["success"], batch_size=1)
+
+    def predict_step(self, batch: EvaluationBatch, batch_idx: int) -> list[str]:
+        """Transcripts of the played episodes."""
+        episodes = self.trainer.datamodule.play(list(batch.jobs), batch.temperature)  # type: ignore[attr-defined]
+        return [transcript(episode) for episode in episodes]
+
+    def on_test_start(self) -> None:
+        self.results = []
+
+    def _evaluate(self, batch: EvaluationBatch) -> dict[str, Any]:
+        """Play the batch, each process its share; the row over all processes."""
+        rank, world = self.global_rank, self.trainer.world_size
+        jobs = list(batch.jobs[rank::world])
+        played = outcomes(jobs, self.trainer.datamodule.play(jobs, batch.temperature))  # type: ignore[attr-defined]
+        if world > 1:
+            parts: list[Any] = [None] * world
+            torch.distributed.all_gather_object(parts, played)
+            played = [outcome for part in parts for outcome in part]
+        return summarise(batch, played)
 
     # -- checkpoint ----------------------------------------------------------------------------------------------------
 

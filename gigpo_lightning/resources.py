@@ -1,4 +1,4 @@
-"""The YAML files that travel with the package: `configs/` and `curricula/`, in a wheel and in a source checkout alike."""
+"""The YAML files that travel with the package: `configs/` and `curricula/`, in a wheel and in a checkout alike."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ def shipped_dir(kind: str) -> Path:
     # Next to an installed package lie other packages' folders: only a checkout of this one counts.
     if (checkout / "pyproject.toml").is_file() and (checkout / kind).is_dir():
         return checkout / kind
-    raise FileNotFoundError(f"the folder {kind}/ is missing from this installation of gigpo_lightning: install it again")
+    raise FileNotFoundError(
+        f"the folder {kind}/ is missing from this installation of gigpo_lightning: install it again"
+    )
 
 
 def shipped_files(kind: str) -> list[str]:

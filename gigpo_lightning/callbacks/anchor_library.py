@@ -5,6 +5,7 @@ The rows and their arithmetic are `AnchorTable`'s; here they are fed, logged, sa
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from lightning.pytorch.callbacks import Callback
 from gigpo_lightning.callbacks.anchor_table import AnchorTable
 from gigpo_lightning.callbacks.seam import Rollouts, rollouts
 
+# Forgetting a quarter at a time makes it rare; sorting a full library every iteration would cost more than the rest.
+_KEPT_FRAC = 0.75
+
 
 class AnchorLibrary(Callback):
     """Remember each anchor state: visits, mean and variance of its step return, when and in which stage it was seen.
@@ -25,8 +29,8 @@ class AnchorLibrary(Callback):
     Args:
         load_from: A library file of an earlier run to start from; a resumed run goes on with its checkpoint's instead.
         save_to: The file to write; null is `anchors.arrow` in the trainer's `default_root_dir`.
-        max_anchors: The most states to remember, those seen last; null is no limit. Each costs about 200 bytes in
-            every checkpoint.
+        max_anchors: The most states to remember, ≥ 1; when there are more, those seen longest ago are forgotten. Null
+            is no limit. Each costs about 200 bytes in every checkpoint.
         text_chars: Characters kept of a state's observation.
         reset_every: Start the running statistics anew after so many iterations, ≥ 1; null never. Old returns come from
             an old policy.
@@ -79,8 +83,8 @@ class AnchorLibrary(Callback):
         if self.reset_every and iteration > 0 and iteration % self.reset_every == 0:
             self.table.forget_statistics()
         self.table.merge(batch)
-        if self.max_anchors is not None:
-            self.table.shrink(self.max_anchors)
+        if self.max_anchors is not None and len(self.table) > self.max_anchors:
+            self.table.shrink(math.ceil(_KEPT_FRAC * self.max_anchors))
         return figures(self.table) | {"anchors/library_new_frac": new / max(len(batch), 1)}
 
     def state_dict(self) -> dict[str, Any]:

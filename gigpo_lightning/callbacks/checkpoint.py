@@ -9,7 +9,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 from lightning.fabric.plugins import TorchCheckpointIO
-from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from gigpo_lightning.callbacks.durable import (
@@ -20,6 +20,7 @@ from gigpo_lightning.callbacks.durable import (
     newest_complete,
     numbered_path,
     remove_partial,
+    require_writable,
 )
 from gigpo_lightning.callbacks.seam import Rollouts, rollouts
 
@@ -52,6 +53,7 @@ class IterationCheckpoint(ModelCheckpoint):
         self.keep_last, self.keep_best, self.best_by = keep_last, keep_best, best_by
         self.scores: dict[str, list[float]] = {}  # file name → [stage, figure], [] where the figure was missing
         self._from_scratch = False
+        self._whole = False
 
     @property
     def state_key(self) -> str:
@@ -65,16 +67,21 @@ class IterationCheckpoint(ModelCheckpoint):
             trainer.strategy.checkpoint_io = DurableCheckpointIO()
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Note whether an earlier run's checkpoints must be kept apart from this one's."""
+        """Refuse a folder that cannot be written, and note whether it may hold an earlier run's checkpoints."""
+        if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            require_writable(self.folder(trainer))
         self._from_scratch = rollouts(trainer, self).iteration == 0
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save this iteration, then drop what need not be kept."""
-        if not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            self._save(trainer, rollouts(trainer, self))
+        if self._whole and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            self._save(trainer, pl_module, rollouts(trainer, self))
 
-    def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing: a checkpoint inside an iteration could not be resumed exactly."""
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Note whether the iteration is whole: one that `max_time` cuts short could not be resumed exactly."""
+        self._whole = batch_idx + 1 >= trainer.num_training_batches
 
     def on_validation_end(self, *args: Any, **kwargs: Any) -> None:
         """Nothing: the end of the iteration follows."""
@@ -86,15 +93,14 @@ class IterationCheckpoint(ModelCheckpoint):
         """The folder of the checkpoints; the same for every run, so that `last` finds the run before."""
         return (Path(self.dirpath) if self.dirpath else Path(trainer.default_root_dir) / "checkpoints").absolute()
 
-    def _save(self, trainer: pl.Trainer, data: Rollouts) -> None:
+    def _save(self, trainer: pl.Trainer, pl_module: pl.LightningModule, data: Rollouts) -> None:
         """The scores go into the checkpoint, so they are settled first; links and removals come when it is on disk."""
         folder = self.folder(trainer)
         path = numbered_path(folder, data.iteration)
         if self._from_scratch and trainer.is_global_zero:
             aside = move_aside(folder)
-            rank_zero_info(
-                f"the checkpoints of the earlier run are now in {aside}" if aside else f"checkpoints: {folder}"
-            )
+            if aside is not None:
+                pl_module.print(f"The checkpoints of the earlier run in {folder} are now in {aside.name}")
         self._from_scratch = False
         self._rank(path, {**trainer.callback_metrics, **data.report.metrics})
         best = folder / (best_of(self.scores) or path.name)

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import lightning.pytorch as pl
-from lightning.fabric.utilities.rank_zero import rank_zero_info
 from lightning.pytorch.callbacks import Callback
 
 from gigpo_lightning.callbacks.seam import Controls, Rollouts, rollouts
@@ -45,18 +44,26 @@ class Curriculum(Callback):
         """The stage being played."""
         return self.stages[self.index]
 
+    @property
+    def finished(self) -> bool:
+        """Whether there is nothing left to train for."""
+        return self.passed and self.stop_when_passed
+
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Hand the first stage, or the restored one, to the collector."""
         self._check_restored()
         self._apply(rollouts(trainer, self).controls)
+        trainer.should_stop = trainer.should_stop or self.finished
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Count the iteration, move if the rule says so, and stop after the last stage."""
-        self.count(rollouts(trainer, self))
-        trainer.should_stop = trainer.should_stop or (self.passed and self.stop_when_passed)
+        news = self.count(rollouts(trainer, self))
+        if news:
+            pl_module.print(news)
+        trainer.should_stop = trainer.should_stop or self.finished
 
-    def count(self, data: Rollouts) -> Decision:
-        """Add the reported iteration to the present stage, log the average and apply the decision."""
+    def count(self, data: Rollouts) -> str:
+        """Add the reported iteration to the present stage, log the average, apply the decision and say what changed."""
         won, episodes = data.report.success.get(self.stage.name, (0, 0))
         self.history.append([int(won), int(episodes)])
         decision = decide(self.stage, self.history)
@@ -64,23 +71,24 @@ class Curriculum(Callback):
         data.report.metrics["curriculum/iterations_in_stage"] = float(len(self.history))
         if decision.average is not None:
             data.report.metrics["curriculum/average"] = decision.average
-        self._move(decision, data.iteration)
+        news = self._move(decision, data.iteration)
         self._apply(data.controls)
-        return decision
+        return news
 
-    def _move(self, decision: Decision, iteration: int) -> None:
-        """Go to the next or the previous stage; the last stage is passed in place."""
-        before = self.stage.name
-        if decision.promote and self.index + 1 == len(self.stages):
-            if not self.passed:
-                rank_zero_info(f"Curriculum: {before!r}, the last stage, is passed ({decision.why})")
+    def _move(self, decision: Decision, iteration: int) -> str:
+        """Go to the next or the previous stage (the last one is passed in place); returns what to tell the user."""
+        before, last = self.stage.name, self.index + 1 == len(self.stages)
+        if decision.promote and last:
+            news = "" if self.passed else f"Curriculum: {before}, the last stage, is passed: {decision.why}"
             self.passed = True
-        elif decision.promote:
+            return news
+        if decision.promote:
             self.index, self.promoted_at, self.history = self.index + 1, iteration, []
-            rank_zero_info(f"Curriculum: {before!r} → {self.stage.name!r} ({decision.why})")
-        elif decision.demote:
+            return f"Curriculum: {before} → {self.stage.name}: {decision.why}"
+        if decision.demote:
             self.index, self.history = self.index - 1, []
-            rank_zero_info(f"Curriculum: back from {before!r} to {self.stage.name!r} ({decision.why})")
+            return f"Curriculum: back from {before} to {self.stage.name}: {decision.why}"
+        return ""
 
     def _apply(self, controls: Controls) -> None:
         controls.stage = self.stage

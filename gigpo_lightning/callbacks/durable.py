@@ -48,6 +48,23 @@ class DurableCheckpointIO(TorchCheckpointIO):
             raise _explained(error, path.parent) from error
 
 
+def require_writable(folder: Path) -> None:
+    """Make `folder` and try it, so that a run ends before its first iteration and not after.
+
+    Raises:
+        OSError: The folder cannot be made or written.
+    """
+    probe = folder / f".probe{_PARTIAL}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise OSError(
+            error.errno, f"cannot write checkpoints: {error.strerror}; choose another folder", str(folder)
+        ) from error
+
+
 def numbered_path(folder: Path, iteration: int) -> Path:
     """The file of the checkpoint after `iteration` iterations."""
     return folder / f"iteration={iteration:06d}.ckpt"

@@ -6,7 +6,7 @@ import shutil
 import sys
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TextIO
 
 import lightning.pytorch as pl
@@ -55,6 +55,11 @@ class IterationProgress(ProgressBar):
         self._episodes = 0
         self._played: tuple[str, str, float] = ("", "", 0.0)  # see on_train_epoch_start
 
+    @property
+    def is_enabled(self) -> bool:
+        """Whether anything is shown; Lightning asks before it prints through this bar."""
+        return self._enabled
+
     def disable(self) -> None:
         """Show nothing; Lightning calls this on all processes but the first."""
         self._enabled = False
@@ -75,10 +80,9 @@ class IterationProgress(ProgressBar):
         self._draw("collecting")
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """The collection is done: note what it was made with, before callbacks set the next."""
+        """Note what the collection is made with, before callbacks set the next."""
         controls = rollouts(trainer, self).controls
         self._played = (_stage_label(trainer), controls.stage.name if controls.stage else "", controls.lam)
-        self._draw("updating")
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -139,6 +143,8 @@ class IterationProgress(ProgressBar):
         """The closing table: what was reached, how long it took, where things are."""
         elapsed_s = time.monotonic() - self._begun_s
         table = Table(title="Training finished", show_header=False)
+        table.add_column(no_wrap=True)
+        table.add_column(overflow="fold")  # a path that is cut could not be copied
         for name, value in (
             ("iterations", str(self.figures.iteration)),
             ("time", clock(elapsed_s)),
@@ -158,8 +164,7 @@ class IterationProgress(ProgressBar):
         """Renew the line of a terminal, cut to its width."""
         if self._enabled and _is_terminal(sys.stdout):
             self._drawn_s = time.monotonic()
-            width = shutil.get_terminal_size().columns - 1
-            sys.stdout.write("\r" + f"{line(self.figures)} · {doing}"[:width].ljust(width))
+            sys.stdout.write("\r" + fitted(self.figures, doing, shutil.get_terminal_size().columns - 1))
             sys.stdout.flush()
 
     def _clear(self) -> None:
@@ -179,10 +184,17 @@ def line(figures: Figures) -> str:
     if figures.success is not None:
         parts.append(f"success {figures.success:.2f}")
     if figures.episodes_per_s is not None:
-        parts.append(f"{figures.episodes_per_s:.1f} episodes/s")
+        parts.append(f"{figures.episodes_per_s:.{0 if figures.episodes_per_s >= 10 else 1}f} episodes/s")
     if figures.left_s is not None:
         parts.append(f"{clock(figures.left_s)} left")
     return " · ".join(parts)
+
+
+def fitted(figures: Figures, doing: str, width: int) -> str:
+    """The line and what is being done in exactly `width` characters; where it is narrow, words go before numbers."""
+    short = replace(figures, stage=figures.stage.split()[0] if figures.stage else None)
+    forms = (f"{line(figures)} · {doing}", line(figures), line(short).replace("episodes/s", "ep/s"))
+    return next((form for form in forms if len(form) <= width), forms[-1])[:width].ljust(width)
 
 
 def clock(seconds: float) -> str:

@@ -21,7 +21,7 @@ from .records import Ints, check_choice, check_unit, read_integers, run_bounds, 
 SIMILARITY_METHODS = ("leader", "reference")
 
 # A dictionary that names its members 0, 1, … as they are first asked for.
-_Numbering = Callable[[Sequence[Hashable], Iterator[int]], Iterable[int]]
+_Numbering = Callable[[Iterable[Hashable], Iterator[int]], Iterable[int]]
 
 
 def group_exact(keys: Sequence[Hashable], group_ids: ArrayLike | Tensor) -> Tensor:
@@ -72,7 +72,7 @@ def group_similar(
     check_choice("method", method, SIMILARITY_METHODS)
     cluster = _cluster_leader if method == "leader" else _cluster_reference
 
-    def number(members: Sequence[Hashable], numbers: Iterator[int]) -> Iterable[int]:
+    def number(members: Iterable[Hashable], numbers: Iterator[int]) -> Iterable[int]:
         clusters = cluster([str(text) for text in members], threshold)
         return _number_equal(clusters, numbers)
 
@@ -88,12 +88,13 @@ def _group(keys: Sequence[Hashable], group_ids: ArrayLike | Tensor, number: _Num
     if n_steps == 0:
         return torch.zeros(0, dtype=torch.int64)
     order = sorting_order(groups)
-    if order is not None:
-        groups = groups[order]
-        keys = [keys[i] for i in order.tolist()]
+    runs = pairwise(run_bounds(groups if order is None else groups[order]).tolist())
     numbers = count()
-    runs = pairwise(run_bounds(groups).tolist())
-    labels = (label for lo, hi in runs for label in number(keys[lo:hi], numbers))
+
+    def members(lo: int, hi: int) -> Iterable[Hashable]:
+        return keys[lo:hi] if order is None else map(keys.__getitem__, order[lo:hi].tolist())
+
+    labels = (label for lo, hi in runs for label in number(members(lo, hi), numbers))
     step_groups = np.fromiter(labels, dtype=np.int64, count=n_steps)
     if order is not None:
         unsorted = np.empty_like(step_groups)
@@ -102,7 +103,7 @@ def _group(keys: Sequence[Hashable], group_ids: ArrayLike | Tensor, number: _Num
     return torch.from_numpy(step_groups)
 
 
-def _number_equal(keys: Sequence[Hashable], numbers: Iterator[int]) -> Iterable[int]:
+def _number_equal(keys: Iterable[Hashable], numbers: Iterator[int]) -> Iterable[int]:
     table: defaultdict[Hashable, int] = defaultdict(numbers.__next__)
     return map(table.__getitem__, keys)
 

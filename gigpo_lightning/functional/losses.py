@@ -111,6 +111,8 @@ def policy_loss(
     """
     _check_clips(clip_low, clip_high, dual_clip)
     log_ratio = _masked_difference(logprobs, old_logprobs, mask)
+    if advantages.shape != mask.shape:
+        raise ValueError(f"advantages: shape {tuple(advantages.shape)} with a mask of {tuple(mask.shape)}")
     ratio = log_ratio.exp()
     advantages = torch.where(mask, advantages, 0.0).to(ratio.dtype)
     plain = ratio * advantages
@@ -188,6 +190,8 @@ def _masked_difference(a: Tensor, b: Tensor, mask: Tensor) -> Tensor:
 def _weighted(terms: Tensor, mask: Tensor, weights: Tensor | None, denominator: float | Tensor) -> Tensor:
     if not denominator > 0:
         raise ValueError(f"denominator: {denominator} is not positive; take it from token_weights")
+    if weights is not None and weights.shape != mask.shape:
+        raise ValueError(f"weights: shape {tuple(weights.shape)} with a mask of {tuple(mask.shape)}")
     return masked_sum(terms if weights is None else terms * weights, mask) / denominator
 
 

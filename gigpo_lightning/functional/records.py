@@ -104,22 +104,15 @@ def in_chunks(
     """
     n_records = len(owner_ids)
     order = sorting_order(owner_ids)
-    if order is not None:
-        owner_ids = owner_ids[order]
-        inputs = [values[order] for values in inputs]
-    edges = run_bounds(owner_ids)
+    edges = run_bounds(owner_ids if order is None else owner_ids[order])
     cuts = np.searchsorted(edges, np.arange(0, n_records, CHUNK_RECORDS))
     outputs = [np.empty(n_records) for _ in range(n_outputs)]
     for lo, hi in pairwise(np.unique([*edges[cuts], n_records]).tolist()):
-        chunk = compute(*(values[lo:hi] for values in inputs))
-        for output, values in zip(outputs, chunk, strict=True):
-            output[lo:hi] = values
-    if order is None:
-        return outputs
-    restored = [np.empty(n_records) for _ in outputs]
-    for target, output in zip(restored, outputs, strict=True):
-        target[order] = output
-    return restored
+        chunk = slice(lo, hi) if order is None else order[lo:hi]
+        results = compute(*(values[chunk] for values in inputs))
+        for output, values in zip(outputs, results, strict=True):
+            output[chunk] = values
+    return outputs
 
 
 class Layout(NamedTuple):

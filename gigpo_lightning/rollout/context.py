@@ -14,7 +14,7 @@ from gigpo_lightning.policy.base import KeptTurn, PromptFormat
 from gigpo_lightning.trajectory import Segment
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: jsonargparse reads the defaults from __dict__
 class SegmentRule:
     """How episodes are cut.
 

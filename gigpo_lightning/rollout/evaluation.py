@@ -9,15 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+from gigpo_lightning.curriculum import Stage
+from gigpo_lightning.envs.base import TaskSet
 from gigpo_lightning.rollout.collector import EpisodeJob
 from gigpo_lightning.trajectory import Episode
 
+# Tells the random numbers of evaluations from those of training.
+EVALUATION_STREAM = 3
 Z_95 = 1.959963984540054  # two-sided 95 % quantile of the normal distribution
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: jsonargparse reads the defaults from __dict__
 class EvaluationRule:
     """What is played when the policy is evaluated.
 
@@ -28,6 +32,7 @@ class EvaluationRule:
         temperature: Temperature of the sampled episodes.
         greedy: Whether the most likely actions are played, too.
         during_fit_tasks: Unseen tasks per stage that `validate` and the evaluations during `fit` play, once each.
+        predict_tasks: Unseen tasks that `predict` plays and writes as transcripts.
         seed: Seed of the sampled episodes.
     """
 
@@ -37,10 +42,11 @@ class EvaluationRule:
     temperature: float = 0.4
     greedy: bool = True
     during_fit_tasks: int = 64
+    predict_tasks: int = 10
     seed: int = 1000
 
     def __post_init__(self) -> None:
-        for name in ("tasks", "seeds", "during_fit_tasks"):
+        for name in ("tasks", "seeds", "during_fit_tasks", "predict_tasks"):
             if getattr(self, name) < 1:
                 raise ValueError(f"evaluation.{name}={getattr(self, name)}: must be at least 1")
         if self.temperature <= 0:
@@ -58,7 +64,44 @@ class EvaluationBatch:
     mode: str
     temperature: float
     jobs: tuple[EpisodeJob, ...]
-    types: tuple[str, ...]
+
+    def to(self, *_: Any, **__: Any) -> EvaluationBatch:
+        """Itself: there is nothing to move to a device, and Lightning asks."""
+        return self
+
+
+class Outcome(NamedTuple):
+    """How one episode went."""
+
+    task_id: str
+    type: str
+    won: bool
+    turns: int
+
+
+def outcomes(jobs: Sequence[EpisodeJob], episodes: Sequence[Episode]) -> list[Outcome]:
+    """What is counted of played jobs."""
+    return [
+        Outcome(job.task.id, str(job.task.difficulty.get("type", "any")), episode.won, len(episode.turns))
+        for job, episode in zip(jobs, episodes, strict=True)
+    ]
+
+
+def plan(
+    rule: EvaluationRule, stage: Stage, tasks: TaskSet, *, split: str, count: int, seeds: int, greedy: bool
+) -> list[EvaluationBatch]:
+    """The first `count` tasks of a split, sampled with `seeds` seeds each (0: not at all), and greedily if asked."""
+    chosen = [tasks.get(split, index) for index in range(min(count, tasks.len(split)))]
+    batches = []
+    for mode, temperature, repeats in (("sampled", rule.temperature, seeds), ("greedy", 0.0, int(greedy))):
+        jobs = tuple(
+            EpisodeJob(task, stage.max_turns, (EVALUATION_STREAM, rule.seed, index, repeat))
+            for index, task in enumerate(chosen)
+            for repeat in range(repeats)
+        )
+        if jobs:
+            batches.append(EvaluationBatch(stage.name, split, mode, temperature, jobs))
+    return batches
 
 
 def wilson_interval(rate: float, n: int) -> tuple[float, float]:
@@ -74,32 +117,30 @@ def wilson_interval(rate: float, n: int) -> tuple[float, float]:
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-def summarise(batch: EvaluationBatch, episodes: Sequence[Episode]) -> dict[str, Any]:
+def summarise(batch: EvaluationBatch, played: Sequence[Outcome]) -> dict[str, Any]:
     """Success with its interval, over all and per task type, and the mean length: one row of `results.json`."""
-    by_type: dict[str, list[Episode]] = {}
-    for kind, episode in zip(batch.types, episodes, strict=True):
-        by_type.setdefault(kind or "any", []).append(episode)
+    by_type: dict[str, list[Outcome]] = {}
+    for outcome in played:
+        by_type.setdefault(outcome.type, []).append(outcome)
     return {
         "stage": batch.stage,
         "split": batch.split,
         "mode": batch.mode,
         "temperature": batch.temperature,
-        **_rates(episodes),
+        **_rates(played),
         "types": {kind: _rates(members) for kind, members in sorted(by_type.items())},
     }
 
 
-def _rates(episodes: Sequence[Episode]) -> dict[str, Any]:
-    tasks = len({e.task_id for e in episodes})
-    success = sum(e.won for e in episodes) / len(episodes)
-    low, high = wilson_interval(success, tasks)
-    length = sum(len(e.turns) for e in episodes) / len(episodes)
+def _rates(played: Sequence[Outcome]) -> dict[str, Any]:
+    tasks = len({o.task_id for o in played})
+    success = sum(o.won for o in played) / len(played)
     return {
         "tasks": tasks,
-        "episodes": len(episodes),
+        "episodes": len(played),
         "success": success,
-        "ci95": [low, high],
-        "length": length,
+        "ci95": list(wilson_interval(success, tasks)),
+        "length": sum(o.turns for o in played) / len(played),
     }
 
 

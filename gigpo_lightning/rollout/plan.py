@@ -1,7 +1,5 @@
-"""Which episodes an iteration or an evaluation plays: pure functions of seeds, so that a resumed run plays the same.
-
-The task stream of a process depends on (seed, rank, iteration) only, an evaluation on its own seed only: evaluating never
-moves the training stream.
+"""Which episodes an iteration plays: pure functions of (seed, rank, iteration), so that a resumed run plays the same and
+an evaluation never moves the training stream.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from gigpo_lightning.envs.base import Task, TaskSet
 from gigpo_lightning.rollout.collector import EpisodeJob
 
 # Streams of random numbers are told apart by these tags.
-_TASKS, _EPISODES, _ROWS, _EVALUATION = range(4)
+_TASKS, _EPISODES, _ROWS = range(3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +55,6 @@ def plan_iteration(
         episode_jobs = tuple(EpisodeJob(task, chosen.max_turns, s) for s in seeds)
         jobs.append(GroupJob(task, chosen.name, episode_jobs))
     return jobs
-
-
-def plan_evaluation(
-    task_set: TaskSet, *, split: str, tasks: int, repeats: int, max_turns: int, seed: int
-) -> list[EpisodeJob]:
-    """`repeats` episodes of each of the first `tasks` tasks of a split: a fixed list, task by task."""
-    count = min(tasks, task_set.len(split))
-    chosen = [task_set.get(split, index) for index in range(count)]
-    return [
-        EpisodeJob(task, max_turns, (_EVALUATION, seed, index, repeat))
-        for index, task in enumerate(chosen)
-        for repeat in range(repeats)
-    ]
 
 
 def plan_rows(rows: int, minibatches: int, *, seed: int, rank: int, iteration: int, pass_index: int) -> list[np.ndarray]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,27 +19,6 @@ CREDIT_FIGURES = {
     "episode_advantage_std": "credit/episode_advantage_std",
     "step_advantage_std": "credit/step_advantage_std",
 }
-
-
-@dataclass(slots=True)
-class CreditTable:
-    """The turns of an iteration as the anchor library needs them, in one order."""
-
-    anchors: list[str] = field(default_factory=list)
-    step_returns: list[float] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
-    stages: list[str] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class RolloutReport:
-    """Figures of one iteration, reduced over processes where they are counts or sums."""
-
-    metrics: dict[str, float] = field(default_factory=dict)
-    success: dict[str, tuple[int, int]] = field(default_factory=dict)
-    credit_table: CreditTable = field(default_factory=CreditTable)
-    histograms: dict[str, np.ndarray] = field(default_factory=dict)
-    transcripts: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -99,3 +78,30 @@ class Tally:
         prefix, suffix = f"{kind}.", ".episodes"
         names = [k[len(prefix) : -len(suffix)] for k in self.sums if k.startswith(prefix) and k.endswith(suffix)]
         return {n: (int(self.sums[f"{prefix}{n}.won"]), int(self.sums[f"{prefix}{n}{suffix}"])) for n in sorted(names)}
+
+
+@dataclass(slots=True)
+class CreditTable:
+    """This process's turns of an iteration as the anchor library needs them, in one order."""
+
+    step_returns: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    anchors: list[str] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    stages: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class RolloutReport:
+    """What an iteration says about itself. `metrics` and `success` are over all processes once `settle` was called."""
+
+    tally: Tally = field(default_factory=Tally)
+    credit_table: CreditTable = field(default_factory=CreditTable)
+    metrics: dict[str, float] = field(default_factory=dict)
+    success: dict[str, tuple[int, int]] = field(default_factory=dict)
+    histograms: dict[str, np.ndarray] = field(default_factory=dict)
+    transcripts: list[str] = field(default_factory=list)
+
+    def settle(self, extra: Mapping[str, float]) -> None:
+        """Turn the (summed) tally into figures and add those of this process."""
+        self.metrics = {**self.tally.metrics(), **extra}
+        self.success = self.tally.rates("stage")

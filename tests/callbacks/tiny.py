@@ -42,7 +42,7 @@ class Report:
 
 
 class _Rows(IterableDataset):
-    """Collects in `__iter__`, as the real datamodule does: once per epoch."""
+    """Collects in `__iter__`, once per epoch: at once (the earliest that Lightning can ask) or with the first row."""
 
     def __init__(self, owner: TinyRollouts) -> None:
         self.owner = owner
@@ -51,16 +51,18 @@ class _Rows(IterableDataset):
         return 2
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        rows = self.owner.collect()
-        return iter(rows)
+        return iter(self.owner.collect()) if self.owner.eager else self._lazily()
+
+    def _lazily(self) -> Iterator[torch.Tensor]:
+        yield from self.owner.collect()
 
 
 class TinyRollouts(pl.LightningDataModule):
     """Each iteration `rates[i]` of 10 episodes of the current stage succeed; what the callbacks had set is recorded."""
 
-    def __init__(self, rates: list[float], seed: int = 0) -> None:
+    def __init__(self, rates: list[float], seed: int = 0, eager: bool = True) -> None:
         super().__init__()
-        self.rates = rates
+        self.rates, self.eager = rates, eager
         self.seed = seed
         self.iteration = 0
         self.controls = Controls()
@@ -111,8 +113,10 @@ class TinyModule(pl.LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(4, 1)
+        self.steps = 0
 
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        self.steps += 1
         loss = self.layer(batch).square().mean() * self.trainer.datamodule.controls.lam
         self.log("loss/policy", loss, on_step=False, on_epoch=True, logger=False)
         return loss
@@ -127,11 +131,12 @@ def fit(
     rates: list[float],
     epochs: int,
     ckpt_path: str | None = None,
+    eager: bool = True,
     **options: Any,
 ) -> tuple[pl.Trainer, TinyModule, TinyRollouts]:
     """One CPU fit from seed 0; returns what a test looks at."""
     pl.seed_everything(0)
-    module, data = TinyModule(), TinyRollouts(rates)
+    module, data = TinyModule(), TinyRollouts(rates, eager=eager)
     settings: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": True} | options
     if not any(isinstance(callback, pl.callbacks.Checkpoint) for callback in callbacks):
         settings["enable_checkpointing"] = False

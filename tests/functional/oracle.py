@@ -1,4 +1,4 @@
-"""The definitions once more, written for clarity and not for speed: one record, one group at a time, in plain Python."""
+"""The definitions once more, for clarity and not for speed: one record, one group at a time, in plain Python."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import math
 from collections.abc import Hashable, Sequence
 
 
-def step_returns(
-    rewards: Sequence[float], episodes: Sequence[int], steps: Sequence[int], gamma: float
-) -> list[float]:
+def step_returns(rewards: Sequence[float], episodes: Sequence[int], steps: Sequence[int], gamma: float) -> list[float]:
     """R_t = Σ_{k ≥ t} γ^(k − t) r_k over the records of the same episode."""
     return [
         math.fsum(

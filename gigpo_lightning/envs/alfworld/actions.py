@@ -1,7 +1,7 @@
 """The actions of the ALFRED text domain: each changes the state of a simulator and returns what is printed.
 
-They do not ask whether they are possible: `engine.py` offers only possible ones. Some habits of the stock engine are kept
-on purpose; a comment marks each.
+They do not ask whether they are possible: `engine.py` offers only possible ones. Some habits of the stock engine are
+kept on purpose; a comment marks each.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The simulator: an ALFWorld game as plain dicts and sets, with the stock engine's text and commands.
 
 What can be done when is here; what it does is in `actions.py`. State is kept as values that are replaced on change,
-never altered, so that `snapshot` copies references only. Containment is a relation: an object may be in two receptacles.
+never altered, so that `snapshot` copies references only. Containment is a relation: an object may be in two places.
 """
 
 from __future__ import annotations

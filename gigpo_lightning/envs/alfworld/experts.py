@@ -138,7 +138,7 @@ def explorer_solution(game: GameData, limit: int = MAX_SEARCH_STEPS) -> list[str
     """
     simulator, explorer = Simulator(game), Explorer()
     observation = Observation(simulator.reset(), game.instruction)
-    commands = []
+    commands: list[str] = []
     while len(commands) < limit:
         commands.append(explorer.act(observation, simulator.admissible()))
         text, won = simulator.step(commands[-1])

@@ -33,9 +33,9 @@ SHARED_FRAC = 0.05  # Chance that a drawer or cabinet is reached from the same s
 SHARED_PLACES = frozenset({"Cabinet", "Drawer"})
 LAMP = "DeskLamp"
 ATTEMPTS = 400  # Rooms drawn before the knobs are said to be in conflict.
-SAME_TYPE_ATTEMPTS = 12  # Rooms tried for one task type before another is drawn, so that easy types do not take over.
+SAME_TYPE_ATTEMPTS = 6  # Rooms tried for one task type before another is drawn, so that easy types do not take over.
 LAYOUT_ATTEMPTS = 64
-PLACEMENTS = 24  # Ways tried to place the goal's objects in one room.
+PLACEMENTS = 10  # Ways tried to place the goal's objects in one room.
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,26 +59,28 @@ class _Rejected(Exception):
         self.knobs = knobs
 
 
-def generate(random: Random, knobs: Knobs, unseen: bool, layout: Layout | None = None) -> Generated:
+def generate(random: Random, knobs: Knobs, unseen: bool, like: Generated | None = None) -> Generated:
     """One game.
 
     Args:
         random: The source of randomness.
         knobs: The ranges that the game's difficulty must lie in.
         unseen: Draw a layout of the unseen split (else a training layout).
-        layout: A given layout in place of a drawn one. Its task type is then any of the knobs' types that it can serve.
+        like: Take the layout of this game, and its task type too unless that fails.
 
     Raises:
         ValueError: No game fits after many draws; the message names the knobs that conflict.
     """
     failures: Counter[str] = Counter()
+    layout = like.household.layout if like else None
     kind = ""
     for attempt in range(ATTEMPTS):
-        if attempt % SAME_TYPE_ATTEMPTS == 0:
+        if attempt == 0 and like:
+            kind = like.goal.type
+        elif attempt % SAME_TYPE_ATTEMPTS == 0:
             kind = random.choice(knobs.feasible_types(FEWEST_STEPS, TASK_ROOMS, layout.room if layout else None))
         try:
-            room = layout or _layout(random, knobs, kind, unseen)
-            return _in_layout(random, knobs, kind, room)
+            return _in_layout(random, knobs, kind, layout or _layout(random, knobs, kind, unseen))
         except _Rejected as rejected:
             failures.update(rejected.knobs)
     raise ValueError(knobs.conflict([name for name, _ in failures.most_common(3)]))
@@ -113,25 +115,43 @@ def _in_layout(random: Random, knobs: Knobs, kind: str, layout: Layout) -> Gener
         raise _Rejected("type", "room")
     draft = _draft(random, knobs, kind, layout)
     goal = _goal(random, kind, draft)
-    reason = "steps"
+    placed, steps, solution = _fitting_places(random, knobs, draft, goal)
+    household = furnish(random, draft, placed, _objects(random, knobs, draft, placed))
+    if not inside(household.objects, knobs.objects):  # nothing else may lie in such furniture
+        raise _Rejected("objects", "receptacles")
+    hidden = round(len(draft.closed) / len(draft.places), 3)
+    return Generated(household, goal, random.randrange(2), steps, solution, hidden, _is_hidden(draft, placed))
+
+
+def _fitting_places(
+    random: Random, knobs: Knobs, draft: Draft, goal: Goal
+) -> tuple[list[Placed], int, tuple[Command, ...]]:
+    """Places for the goal's objects that give a difficulty inside the bands; the explorer's steps; the solution."""
+    low, high = knobs.steps or (1, MAX_SEARCH_STEPS)
+    first, last = 0, len(draft.places) - 1
+    missed = "steps"
     for _ in range(PLACEMENTS):
-        placed = _place(random, draft, goal)
+        placed = _place(random, draft, goal, range(first, last + 1))
         floor = _floor(draft, placed)
-        steps = search_length(goal.want(), floor)
-        if steps >= MAX_SEARCH_STEPS or not inside(steps, knobs.steps):
-            continue
-        solution = shortest(goal.want(), floor)
-        if not inside(len(solution), knobs.oracle_steps):
-            reason = "oracle_steps"
-            continue
-        target_hidden = any(position in draft.closed for _, where in placed for position in where[:1])
-        if not inside(int(target_hidden), knobs.target_hidden):
-            reason = "target_hidden"
-            continue
-        household = furnish(random, draft, placed, _objects(random, knobs, draft, placed))
-        hidden = round(len(draft.closed) / len(draft.places), 3)
-        return Generated(household, goal, random.randrange(2), steps, tuple(solution), hidden, target_hidden)
-    raise _Rejected(reason, "receptacles", "type")
+        steps = search_length(goal.want(), floor, high)
+        # What is listed later is found later: move the objects towards the wanted length.
+        if steps > high:
+            last = max(where[0] for _, where in placed) - 1
+        elif steps < low:
+            first = min(where[0] for _, where in placed) + 1
+        elif not inside(int(_is_hidden(draft, placed)), knobs.target_hidden):
+            missed = "target_hidden"
+        else:
+            solution = shortest(goal.want(), floor)
+            if inside(len(solution), knobs.oracle_steps):
+                return placed, steps, tuple(solution)
+            missed = "oracle_steps"
+    raise _Rejected(missed, "receptacles", "type")
+
+
+def _is_hidden(draft: Draft, placed: Sequence[Placed]) -> bool:
+    """Whether a wanted object lies in a closed receptacle."""
+    return any(position in draft.closed for kind, where in placed if kind != LAMP for position in where)
 
 
 def _draft(random: Random, knobs: Knobs, kind: str, layout: Layout) -> Draft:
@@ -184,15 +204,17 @@ def _goal(random: Random, kind: str, draft: Draft) -> Goal:
     return Goal(kind, random.choice(options[target]), target)
 
 
-def _place(random: Random, draft: Draft, goal: Goal) -> list[Placed]:
-    """Where the wanted objects lie, and the lamps: never so that nothing is left to do."""
-    sources = draft.holders(goal.object)
+def _place(random: Random, draft: Draft, goal: Goal, window: range) -> list[Placed]:
+    """Where the wanted objects lie, and the lamps, by positions in `window`: never so that nothing is left to do."""
+    sources = [position for position in draft.holders(goal.object) if position in window]
     if goal.type in (SIMPLE, TWO):
         sources = [position for position in sources if draft.places[position][0] != goal.target]
+    lamps = [position for position in draft.holders(LAMP) if position in window]
+    if not sources or (goal.type == LOOK and not lamps):
+        raise _Rejected("steps", "receptacles", "type")
     copies = (2 if goal.type == TWO else 1) + random.choice((0, 0, 0, 1, 1, 2))
     placed = [enclose(random, draft, goal.object, random.choice(sources), goal.target) for _ in range(copies)]
     if goal.type == LOOK:
-        lamps = draft.holders(LAMP)
         placed += [(LAMP, (random.choice(lamps),)) for _ in range(random.choice((1, 1, 2)))]
     return placed
 

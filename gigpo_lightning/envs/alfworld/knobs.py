@@ -63,27 +63,25 @@ class Knobs:
         return knobs
 
     def _narrow_one(self, name: str, value: Any) -> Knobs:
+        changed: dict[str, Any]
         if name in _CHOICES:
             attribute, allowed = _CHOICES[name]
             chosen = _choice(name, value, allowed)
-            left = tuple(one for one in getattr(self, attribute) if one in chosen)
-            if not left:
-                raise ValueError(f"difficulty {name}: {value!r} leaves no task: it is already {self.value(name)}")
-            return replace(self, **{attribute: left})
-        if name not in _RANGES:
+            changed = {attribute: tuple(one for one in getattr(self, attribute) if one in chosen)}
+            empty = not changed[attribute]
+        elif name in _RANGES:
+            low, high = _range(name, value)
+            present = getattr(self, name) or (low, high)
+            changed = {name: (max(low, present[0]), min(high, present[1]))}
+            empty = changed[name][0] > changed[name][1]
+        else:
             known = sorted((*_CHOICES, *_RANGES))
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"known knobs: {', '.join(known)}"
             raise ValueError(f"difficulty has no knob {name!r}; {hint}")
-        low, high = _range(name, value)
-        present = getattr(self, name)
-        if present is not None:
-            if low > present[1] or high < present[0]:
-                raise ValueError(
-                    f"difficulty {name}: {value!r} leaves no task: {name} is already limited to {list(present)}"
-                )
-            low, high = max(low, present[0]), min(high, present[1])
-        return replace(self, **{name: (low, high)})
+        if empty:
+            raise ValueError(f"difficulty {name}: {value!r} leaves no task: {name} is already {self.value(name)}")
+        return replace(self, **changed)
 
     def feasible_types(
         self, fewest_steps: Mapping[str, int], rooms: Mapping[str, tuple[str, ...]], room: str | None

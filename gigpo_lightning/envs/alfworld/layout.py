@@ -66,12 +66,13 @@ def display_names(facts: Iterable[Fact]) -> dict[str, str]:
         kinds[one] = (kind + "basin" if "basin" in one else kind) if bar else None
     left = Counter(kind for kind in kinds.values() if kind is not None)
     names = {}
-    for one, kind in kinds.items():
-        if kind is None:
+    for one in ids:
+        own = kinds[one]
+        if own is None:
             names[one] = one + " "
         else:
-            names[one] = f"{kind} {left[kind]}"
-            left[kind] -= 1
+            names[one] = f"{own} {left[own]}"
+            left[own] -= 1
     return names
 
 
@@ -103,7 +104,7 @@ class Layout:
     def _compile_receptacles(self, facts: Mapping[str, list[Fact]]) -> None:
         # Sorted by id: the order in which the room and the receptacles of one place are listed.
         placed = sorted(facts["receptacleatlocation"])
-        self.location_of: dict[str, str] = dict(fact for fact in placed)
+        self.location_of: dict[str, str] = {fact[0]: fact[1] for fact in placed}
         if len(self.location_of) != len(placed):
             raise ValueError(_UNSUPPORTED.format(what="a receptacle stands at two locations"))
         self.receptacles = tuple(self.location_of)

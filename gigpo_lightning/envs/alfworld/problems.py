@@ -44,9 +44,10 @@ def _identifiers(household: Household) -> Iterator[tuple[str, str]]:
         yield thing.id, "object"
     for receptacle in household.receptacles:
         yield receptacle.id, "receptacle"
-    for location in dict.fromkeys(
-        [*(one.location for one in (*household.receptacles, *household.things)), household.start]
-    ):
+    taken = [receptacle.location for receptacle in household.receptacles] + [
+        thing.location for thing in household.things
+    ]
+    for location in dict.fromkeys([*taken, household.start]):
         yield location, "location"
 
 

@@ -134,21 +134,6 @@ FIXTURES: dict[str, dict[str, tuple[str, ...]]] = {
     },
 }
 
-# Every object name that the recorded problem files declare, whether or not the room has one.
-DECLARED_OBJECTS = tuple(
-    """AlarmClock Apple BaseballBat BasketBall Bathtub Blinds Book Boots Bowl Box Bread ButterKnife CD Candle CellPhone
-    Chair Cloth CreditCard Cup Curtains DeskLamp DishSponge Egg FloorLamp Footstool Fork Glassbottle HandTowel
-    HousePlant Kettle KeyChain Knife Ladle Laptop LaundryHamperLid Lettuce LightSwitch Mirror Mug Newspaper Painting
-    Pan PaperTowel PaperTowelRoll Pen Pencil PepperShaker Pillow Plate Plunger Poster Pot Potato RemoteControl SaltShaker ScrubBrush
-    ShowerDoor ShowerGlass Sink SoapBar SoapBottle Spatula Spoon SprayBottle Statue StoveKnob TeddyBear Television
-    TennisRacket TissueBox ToiletPaper ToiletPaperRoll Tomato Towel Vase Watch WateringCan Window WineBottle""".split()
-)
-DECLARED_RECEPTACLES = tuple(
-    """ArmChair BathtubBasin Bed Cabinet Cart CoffeeMachine CoffeeTable CounterTop Desk DiningTable Drawer Dresser
-    Fridge GarbageCan HandTowelHolder LaundryHamper Microwave Ottoman PaintingHanger Safe Shelf SideTable SinkBasin Sofa
-    StoveBurner TVStand Toaster Toilet ToiletPaperHanger TowelHolder""".split()
-)
-
 
 @dataclass(frozen=True, slots=True)
 class ObjectType:
@@ -251,6 +236,38 @@ OBJECTS: dict[str, ObjectType] = _read_table()
 ROOM_OBJECTS: dict[str, tuple[ObjectType, ...]] = {
     room: tuple(kind for kind in OBJECTS.values() if room in kind.rooms) for room in ROOMS
 }
+
+# What the recorded problem files declare, whether or not the room has it: all object types, portable or not, and all
+# receptacle types.
+_FURTHER_OBJECTS = (
+    "Bathtub",
+    "Blinds",
+    "Boots",
+    "Chair",
+    "Curtains",
+    "DeskLamp",
+    "FloorLamp",
+    "Footstool",
+    "HousePlant",
+    "LaundryHamperLid",
+    "LightSwitch",
+    "Mirror",
+    "Painting",
+    "PaperTowel",
+    "PaperTowelRoll",
+    "Poster",
+    "ScrubBrush",
+    "ShowerDoor",
+    "ShowerGlass",
+    "Sink",
+    "StoveKnob",
+    "TeddyBear",
+    "Television",
+    "ToiletPaperRoll",
+    "Window",
+)
+DECLARED_OBJECTS = tuple(sorted({*OBJECTS, *_FURTHER_OBJECTS}))
+DECLARED_RECEPTACLES = tuple(sorted({"PaintingHanger", *(kind for room in FURNITURE.values() for kind in room)}))
 
 
 def can_contain(receptacle_type: str, object_type: str) -> bool:

@@ -144,11 +144,11 @@ class Floor:
     treated: frozenset[str] = field(default_factory=frozenset)
 
 
-def search_length(want: Want, floor: Floor) -> int:
+def search_length(want: Want, floor: Floor, limit: int = MAX_SEARCH_STEPS) -> int:
     """The number of steps in which `Search` solves a room, without running the game.
 
     Returns:
-        The length of the solution, or `MAX_SEARCH_STEPS` where the search does not end before.
+        The length of the solution, or `limit + 1` where the search does not end within `limit` steps.
     """
     search = Search(want, list(floor.places))
     shut = {place for place, (_, closed) in floor.places.items() if closed}
@@ -156,7 +156,7 @@ def search_length(want: Want, floor: Floor) -> int:
     for thing, places in sorted(floor.inside.items()):
         for place in places:
             inside.setdefault(place, []).append(thing)
-    for step in range(1, MAX_SEARCH_STEPS):
+    for step in range(1, limit + 1):
         command = search.next()
         verb, thing, place = command
         search.did(command)
@@ -174,7 +174,7 @@ def search_length(want: Want, floor: Floor) -> int:
             return step
         elif command == STUCK:
             break
-    return MAX_SEARCH_STEPS
+    return limit + 1
 
 
 def shortest(want: Want, floor: Floor) -> list[Command]:

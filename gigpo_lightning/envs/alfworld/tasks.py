@@ -25,7 +25,7 @@ class GeneratedTasks(TaskSet):
     """Households and goals drawn from a seed: the same task for the same split and index on every machine.
 
     The splits are disjoint by layout: a kind of room with a number of receptacles of each type belongs to `unseen` or
-    to the others. `seen` tasks take the layouts of training tasks, with other objects and goals.
+    to the others. `seen` tasks take the layouts of training tasks, with objects and goals drawn anew.
 
     Args:
         seed: Another seed, other households.
@@ -122,10 +122,8 @@ class GeneratedTasks(TaskSet):
         random = Random(int.from_bytes(digest, "big"))
         if split != "seen":
             return generate(random, self._knobs, split == "unseen")
-        # Not every training layout can serve another goal of the asked kind: take the next one then.
         origin = int.from_bytes(digest[:8], "big") % self._sizes["train"]
-        trained = self._generate("train", origin)
-        return generate(random, self._knobs, False, trained.household.layout)
+        return generate(random, self._knobs, False, like=self._generate("train", origin))
 
 
 class RecordedTasks(TaskSet):
@@ -237,7 +235,7 @@ def _task(split: str, digest: bytes, made: Generated) -> Task:
         "type": goal.type,
         "room": layout.room,
         "receptacles": layout.receptacles,
-        "objects": sum(thing.portable for thing in made.household.things),
+        "objects": made.household.objects,
         "hidden": made.hidden,
         "target_hidden": int(made.target_hidden),
         "steps": made.steps,

@@ -6,18 +6,20 @@ With longest match first, a sentence costs few tokens: a listed thing takes thre
 from __future__ import annotations
 
 from gigpo_lightning.envs.alfworld import text as say
-from gigpo_lightning.envs.alfworld.rooms import DECLARED_OBJECTS, DECLARED_RECEPTACLES, FIXTURES, OBJECTS
+from gigpo_lightning.envs.alfworld.rooms import DECLARED_OBJECTS, DECLARED_RECEPTACLES
 
 LARGEST_NUMBER = 60
-# Object types of the recorded rooms that no problem file declares.
-_FURTHER_TYPES = "faucet footstool lamp loc showercurtain showerhead papertowelroll laundryhamperlid ladder".split()
+# Words of the recorded rooms that no problem file declares; "loc" is a place in the older data's text.
+_FURTHER_WORDS = ("faucet", "lamp", "loc", "showercurtain", "showerhead")
 _COMMANDS = (
-    "go to|take|from|move|to|put|in/on|open|close|examine|use|clean|heat|cool|slice|with|look|inventory|help".split("|")
+    *("go to", "take", "from", "move", "to", "put", "in/on", "open", "close", "examine", "use", "with"),
+    *("clean", "heat", "cool", "slice", "look", "inventory", "help"),
 )
 _INSTRUCTIONS = (
-    "put a|put some|put two|put a clean|put a hot|put a cool|clean some|heat some|cool some|find two|and put it in|"
-    "and put them in|look at|under the|examine the|with the|in|on|a"
-).split("|")
+    *("put a", "put some", "put two", "put a clean", "put a hot", "put a cool", "a", "in", "on"),
+    *("clean some", "heat some", "cool some", "and put it in", "find two", "and put them in"),
+    *("look at", "under the", "examine the", "with the"),
+)
 _SENTENCES = (
     "You are in the middle of a room. Looking quickly around you, you see",
     "You are facing the",
@@ -73,8 +75,7 @@ _SENTENCES = (
 
 def vocabulary() -> list[str]:
     """All words and phrases, sorted, without repetitions."""
-    types = {*DECLARED_OBJECTS, *DECLARED_RECEPTACLES, *OBJECTS, *(kind for room in FIXTURES.values() for kind in room)}
-    entries = {kind.lower() for kind in types} | set(_FURTHER_TYPES)
+    entries = {kind.lower() for kind in (*DECLARED_OBJECTS, *DECLARED_RECEPTACLES)} | set(_FURTHER_WORDS)
     entries |= {str(number) for number in range(1, LARGEST_NUMBER + 1)}
     entries |= {*_COMMANDS, *_INSTRUCTIONS, *_SENTENCES, say.help_text().strip()}
     for sentence in _SENTENCES:

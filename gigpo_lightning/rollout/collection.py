@@ -1,0 +1,77 @@
+"""From played groups to credited rows and the iteration's report: what happens between playing and training.
+
+Pure but for the file it writes. Credit and writing go group by group in chunks, so that memory does not grow with the
+number of episodes in a chunked run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gigpo_lightning.credit import Credit, credit_groups
+from gigpo_lightning.rollout.report import CreditTable, RolloutReport, Tally
+from gigpo_lightning.rollout.transcript import credit_notes, transcript
+from gigpo_lightning.trajectory import Group
+
+
+@dataclass(frozen=True)  # no slots: jsonargparse reads the defaults from __dict__
+class CreditRule:
+    """How turns are credited.
+
+    Args:
+        estimator: `gigpo`, `grpo` (episode advantage only) or `step` (step advantage only).
+        gamma: Discount of the step returns, in [0, 1].
+        norm: `std`, or `none` to divide by nothing.
+        statistics: `trajectory` (over episodes) or `step` (over step records, as the public reference does).
+        combine: `convex` (λ·A_E + (1 − λ)·A_S) or `additive` (A_E + ω·A_S).
+        omega: ω of `additive`.
+        invalid_penalty: What an invalid action costs.
+        penalty_in_returns: Whether it enters the returns, too.
+    """
+
+    estimator: str = "gigpo"
+    gamma: float = 0.95
+    norm: str = "std"
+    statistics: str = "trajectory"
+    combine: str = "convex"
+    omega: float = 1.0
+    invalid_penalty: float = 0.1
+    penalty_in_returns: bool = False
+
+    def credit(self, groups: Sequence[Group], lam: float) -> Credit:
+        """One advantage per turn of these groups, at the present λ."""
+        return credit_groups(
+            groups,
+            estimator=self.estimator,
+            lam=lam if self.combine == "convex" else self.omega,
+            gamma=self.gamma,
+            norm=self.norm,
+            statistics=self.statistics,
+            combine=self.combine,
+            invalid_penalty=self.invalid_penalty,
+            penalty_in_returns=self.penalty_in_returns,
+        )
+
+
+def make_report(groups: Sequence[Group], stages: Sequence[str], credit: Credit, transcripts: int) -> RolloutReport:
+    """The figures of an iteration on this process, its turns for the anchor library, and a few transcripts."""
+    tally = Tally()
+    tally.add_groups(groups, stages, credit)
+    report = RolloutReport(tally=tally, credit_table=CreditTable(step_returns=credit.step_return.numpy()))
+    report.histograms["anchors/step_group_sizes"] = credit.step_group_sizes.numpy()
+    sizes = credit.step_group_ids.bincount().tolist()
+    table, offset = report.credit_table, 0
+    for group, stage in zip(groups, stages, strict=True):
+        for episode in group.episodes:
+            turns = slice(offset, offset + len(episode.turns))
+            offset = turns.stop
+            # Equal keys of different tasks are different anchors.
+            table.anchors += [f"{group.task_id}|{turn.anchor}" for turn in episode.turns]
+            table.texts += [turn.observation for turn in episode.turns]
+            table.stages += [stage] * len(episode.turns)
+            if len(report.transcripts) < transcripts:
+                members = credit.step_group_ids[turns].tolist()
+                notes = credit_notes(episode, members, [sizes[m] for m in members], credit.advantage[turns].tolist())
+                report.transcripts.append(transcript(episode, notes))
+    return report

@@ -1,0 +1,139 @@
+"""Credit of groups of episodes: the layout, the estimators by name, penalties, figures, and refused input."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from gigpo_lightning.credit import ESTIMATORS, credit_groups
+from gigpo_lightning.functional.advantages import gigpo
+from gigpo_lightning.trajectory import EndReason, Episode, Group, Turn
+
+Step = tuple[str, float, bool]
+
+
+def make_group(task: str, episodes: Sequence[Sequence[Step]], end: EndReason = EndReason.TERMINATED) -> Group:
+    """Episodes as lists of (anchor, reward, valid)."""
+    return Group(
+        task_id=task,
+        task_type="toy",
+        episodes=tuple(
+            Episode(
+                task_id=task,
+                instruction="",
+                turns=tuple(Turn("o", "a", r, anchor, valid, True, 1) for anchor, r, valid in steps),
+                segments=(),
+                end=end,
+                won=False,
+            )
+            for steps in episodes
+        ),
+    )
+
+
+# Group "x": a success in two turns and a failure whose second action was invalid; group "y": two equal failures.
+X = make_group("x", [[("s", 0.0, True), ("a", 4.0, True)], [("s", 0.0, True), ("a", 0.0, False)]])
+Y = make_group("y", [[("s", 0.0, True)], [("s", 0.0, True), ("b", 0.0, True)]], EndReason.TRUNCATED)
+
+
+def test_layout_is_groups_then_episodes_then_turns() -> None:
+    found = credit_groups([X, Y], lam=0.5, gamma=0.5, norm="none")
+    # returns: 0 + 0.5 · 4 and 4; zeros elsewhere
+    assert found.step_return.tolist() == [2.0, 4.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+    # "s" of x and "s" of y are two states
+    assert found.step_group_ids.tolist() == [0, 1, 0, 1, 2, 2, 3]
+    # A_E: 4 and 0 about 2, the invalid turn 0.1 less; A_S: 2, 0 about 1; 4, −0.1 about 1.95
+    assert found.episode_advantage.tolist() == pytest.approx([2, 2, -2, -2.1, 0, 0, 0])
+    assert found.step_advantage.tolist() == pytest.approx([1, 2.05, -1, -2.05, 0, 0, 0])
+    assert found.advantage.tolist() == pytest.approx([1.5, 2.025, -1.5, -2.075, 0, 0, 0])
+    assert found.advantage.dtype == torch.float64
+
+
+def test_estimators_by_name() -> None:
+    found = {name: credit_groups([X, Y], estimator=name, lam=0.7).advantage for name in ESTIMATORS}
+    both = credit_groups([X, Y], lam=0.7)
+    assert torch.equal(found["grpo"], both.episode_advantage)
+    assert torch.equal(found["step"], both.step_advantage)
+    torch.testing.assert_close(found["gigpo"], 0.7 * found["grpo"] + 0.3 * found["step"])
+    # the identities hold across names: λ = 1 is GRPO, λ = 0 is step only
+    assert torch.equal(credit_groups([X, Y], lam=1.0).advantage, found["grpo"])
+    assert torch.equal(credit_groups([X, Y], lam=0.0).advantage, found["step"])
+
+
+def test_options_reach_the_formula() -> None:
+    records = ([0, 4, 0, 0], [0, 0, 1, 1], [0, 1, 0, 1], [0] * 4, [0, 1, 0, 1])
+    options: dict[str, Any] = {"gamma": 0.9, "norm": "std", "statistics": "step", "combine": "additive"}
+    found = credit_groups([X], lam=1.3, invalid_penalty=0.2, **options)
+    wanted = gigpo(*records, weight=1.3, penalties=[0, 0, 0, 0.2], **options)
+    assert torch.equal(found.advantage, wanted.advantage)
+
+
+def test_penalty_in_the_returns() -> None:
+    # The reward of the invalid turn is −0.1: it is discounted back to the turn before, and lowers the episode's score
+    # for both turns: 4 and −0.1 about 1.95.
+    found = credit_groups([X], lam=0.5, gamma=0.5, norm="none", penalty_in_returns=True)
+    assert found.step_return.tolist() == pytest.approx([2, 4, -0.05, -0.1])
+    assert found.episode_advantage.tolist() == pytest.approx([2.05, 2.05, -2.05, -2.05])
+
+
+def test_figures() -> None:
+    found = credit_groups([X, Y], lam=0.5)
+    # four states (s, a of x; s, b of y), of which three recur; 6 of 7 turns leave one that recurs
+    assert found.step_group_sizes.tolist() == [2, 2, 2, 1]
+    assert found.figures["density"] == 3 / 4
+    assert found.figures["coverage"] == 6 / 7
+    # of two task groups y is silent; of the three step groups of two members that of y
+    assert found.figures["zero_spread_groups"] == 1 / 2
+    assert found.figures["zero_spread_step_groups"] == 1 / 3
+    assert found.figures["episode_advantage_std"] == pytest.approx(found.episode_advantage.std(correction=0).item())
+    assert found.figures["step_advantage_std"] == pytest.approx(found.step_advantage.std(correction=0).item())
+    assert all(type(value) is float for value in found.figures.values())
+
+
+def test_figures_without_any_pair() -> None:
+    found = credit_groups([make_group("z", [[("p", 1.0, True), ("q", 0.0, True)]])], lam=0.5)
+    assert found.advantage.tolist() == [0.0, 0.0]
+    assert found.figures["density"] == found.figures["coverage"] == 0.0
+    assert found.figures["zero_spread_groups"] == found.figures["zero_spread_step_groups"] == 0.0
+
+
+def test_a_detector_of_ones_own() -> None:
+    alone = credit_groups([X], lam=0.0, detector=lambda keys, group_ids: torch.arange(len(keys)))
+    assert alone.advantage.tolist() == [0.0] * 4
+
+
+def test_a_thousand_turns_are_light() -> None:
+    groups = [make_group(str(g), [[(f"s{t % 9}", float(t == 24), True) for t in range(25)]] * 8) for g in range(5)]
+    credit_groups(groups, lam=0.5)
+    best = min(timed(groups) for _ in range(5))
+    assert best < 0.010
+
+
+def timed(groups: list[Group]) -> float:
+    begin = time.perf_counter()
+    credit_groups(groups, lam=0.5)
+    return time.perf_counter() - begin
+
+
+@pytest.mark.parametrize(
+    ("groups", "options", "message"),
+    [
+        ([make_group("bad", [[("s", 0.0, True)]], EndReason.ERROR)], {}, "episode of task bad ended in an environment"),
+        ([], {}, "groups: there is no turn to credit"),
+        ([make_group("e", [[], []])], {}, "groups: there is no turn to credit"),
+        ([make_group("n", [[("s", float("nan"), True)]])], {}, "rewards: nan at record 0"),
+        ([make_group("n", [[("s", None, True)]])], {}, "reward: None; a missing reward is an error"),  # type: ignore[list-item]
+        ([X], {"estimator": "grppo"}, "estimator: 'grppo' is unknown; choose one of gigpo, grpo, step"),
+        ([X], {"detector": "fuzzy"}, "detector: 'fuzzy' is unknown; choose one of exact"),
+        ([X], {"invalid_penalty": -0.1}, "invalid_penalty: -0.1 is not a number >= 0"),
+        ([X], {"lam": 1.5}, r"weight \(λ\): 1.5 is outside \[0, 1\]"),
+        ([X], {"gamma": 2.0}, "gamma: 2.0"),
+    ],
+)
+def test_refused(groups: list[Group], options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        credit_groups(groups, **{"lam": 0.5, **options})
