@@ -1,7 +1,7 @@
 """How long credit takes, and that it is linear: step groups from string keys, step returns and advantages.
 
-`python benchmarks/credit_speed.py [--records 1000000 10000000] [--shuffled]` on one thread; seconds of processor time (a
-busy machine does not count), best of `--repeats`. Making the records is not counted. 10 million need about 4 GB.
+`python benchmarks/credit_speed.py [--records 1000000 10000000] [--shuffled]` on one thread; seconds of processor time
+(a busy machine does not count), best of `--repeats`. Making the records is not counted. 10 million need about 4 GB.
 """
 
 from __future__ import annotations

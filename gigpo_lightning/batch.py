@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -41,6 +42,47 @@ class MicroBatch:
         """The same micro-batch on another device."""
         moved = {f.name: getattr(self, f.name) for f in fields(self)}
         return replace(self, **{k: v.to(device) for k, v in moved.items() if isinstance(v, Tensor)})
+
+
+class PackRow(NamedTuple):
+    """One segment as arrays: the fields of `trajectory.Segment`, turns counted from 0, with `advantages` per turn."""
+
+    token_ids: np.ndarray
+    response_mask: np.ndarray
+    turn_index: np.ndarray
+    logprobs: np.ndarray
+    allowed_ids: np.ndarray
+    allowed_counts: np.ndarray
+    advantages: np.ndarray
+
+
+def pack(rows: Sequence[PackRow]) -> MicroBatch:
+    """Lay rows end to end. An advantage goes to the tokens of its own turn, and to no other."""
+    chosen, turn, advantages = [], [], []
+    offset = turn_offset = 0
+    where = [np.flatnonzero(row.response_mask) for row in rows]
+    for row, index in zip(rows, where, strict=True):
+        local = row.turn_index[index]
+        chosen.append(index + offset)
+        turn.append(local + turn_offset)
+        advantages.append(row.advantages[local])
+        offset += len(row.token_ids)
+        turn_offset += len(row.advantages)
+    counts = _join([row.allowed_counts for row in rows], np.int64)
+    return MicroBatch(
+        token_ids=_join([row.token_ids for row in rows], np.int64),
+        lengths=tuple(len(row.token_ids) for row in rows),
+        chosen=_join(chosen, np.int64),
+        turn=_join(turn, np.int64),
+        old_logprobs=_join([row.logprobs[index] for row, index in zip(rows, where, strict=True)], np.float32),
+        advantages=_join(advantages, np.float32),
+        allowed_ids=_join([row.allowed_ids for row in rows], np.int64),
+        allowed_counts=counts if len(counts) else None,
+    )
+
+
+def _join(parts: Sequence[np.ndarray], kind: type) -> Tensor:
+    return torch.from_numpy(np.concatenate(parts).astype(kind) if parts else np.zeros(0, kind))
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,10 +145,11 @@ class GiGPOCLI(LightningCLI):
         path = getattr(best, "best_model_path", "") or getattr(best, "last_model_path", "") or None
         if is_overridden("test_step", self.model) and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             self.trainer.test(self.model, datamodule=self.datamodule, ckpt_path=path, weights_only=True)
-        if self.trainer.is_global_zero:
+        if self.trainer.is_global_zero:  # the last lines of the run, so that they are found
             print(f"checkpoint:  {path or 'none was written'}")
             print(f"TensorBoard: tensorboard --logdir {self.place.folder.path}")
-            print(f"results:     {self.place.folder.path / 'results.json'}")
+            results = self.place.folder.path / "results.json"
+            print(f"results:     {results if results.exists() else 'none were written'}")
 
     # -- errors --------------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ _EXPECTED = re.compile(r"Expected (?:a|an|one of) (?P<type>.+?)\. Got value: (?P
 _KEY = re.compile(r'Parser key "(?P<key>[^"]+)":\s*(?P<rest>.*)', re.DOTALL)
 _CLASS_NAME = re.compile(r"Expected a dot import path string: (\S+)")
 _CLASS_PATH = re.compile(r"Problem with given class_path '([^']+)':\s*(.*)")
-_REQUIRED = re.compile(r'(?:Key|Option) ["\']([^"\']+)["\'] is required')
+_REQUIRED = re.compile(r"the following arguments are required: (.+)|(?:Key|Option) \S?([\w.]+)\S? is required")
 
 
 def fail(message: str) -> NoReturn:
@@ -59,8 +59,8 @@ def option_message(message: str, options: Sequence[str], classes: Sequence[str],
         known = [name.lstrip("-") for name in options] if "." in key else [name.rsplit(".")[-1] for name in options]
         return f"unknown key {key}{did_you_mean(key, known)}{_line_of(key, configs)}"
     if match := _REQUIRED.search(message):
-        given = "" if configs else "; give a configuration: --config alfworld.yaml"
-        return f"{match[1]}: a value is needed{given}"
+        names = re.sub(r"\b(fit|validate|test|predict)\.", "", match[1] or match[2])
+        return f"a value is missing: {names}" + ("" if configs else "; choose a configuration: --config alfworld.yaml")
     if match := _KEY.search(message):
         key, rest = match["key"], match["rest"]
         return f"{key}: {_value_message(rest, classes)}{_line_of(key, configs)}"

@@ -201,12 +201,64 @@ def test_what_was_taken_out_lies_beside_its_old_place() -> None:
     sim = Simulator(game_from_problem(text, TASK))
     for command in ("go to countertop 1", "take knife 1 from countertop 1", "move knife 1 to coffeemachine 1"):
         sim.step(command)
-    play(sim, [("look", "You are facing the coffeemachine 1, and countertop 1. Next to it, you see a knife 1.")])
+    facing = "You are facing the coffeemachine 1, and countertop 1. Next to it, you see"
+    play(sim, [("look", f"{facing} a knife 1.")])
+    for command in ("take knife 1 from coffeemachine 1", "move knife 1 to countertop 1"):
+        sim.step(command)
+    play(sim, [("look", f"{facing} a knife 1.")])  # now it was taken out of the coffee machine
+    text = text.replace("(inReceptacle Knife_bar_1 CounterTop_bar_1)", "(inReceptacle Knife_bar_1 Fridge_bar_1)")
+    sim = Simulator(game_from_problem(text.replace("(canContain CounterTopType KnifeType)", ""), TASK))
+    for command in ("go to fridge 1", "open fridge 1", "take knife 1 from fridge 1", "go to coffeemachine 1"):
+        sim.step(command)
+    sim.step("move knife 1 to coffeemachine 1")
+    play(sim, [("look", f"{facing} nothing.")])  # taken out elsewhere
+
+
+def test_nothing_is_taken_through_a_closed_door(kitchen: Simulator) -> None:
+    kitchen.step("go to fridge 1")
+    play(kitchen, [("take apple 1 from fridge 1", "Nothing happens.")])
+    kitchen.step("open fridge 1")
+    play(kitchen, [("take apple 1 from fridge 1", "You pick up the apple 1 from the fridge 1.")])
+
+
+def test_put_back_is_not_beside(kitchen: Simulator) -> None:
+    for command in ("go to countertop 1", "take knife 1 from countertop 1", "move knife 1 to countertop 1"):
+        kitchen.step(command)
+    play(kitchen, [("look", "You are facing the coffeemachine 1, and countertop 1. Next to it, you see nothing.")])
+
+
+def test_heat_and_cold_replace_each_other() -> None:
+    text = KITCHEN.replace("CoffeeMachine_bar_1 CoffeeMachineType", "CoffeeMachine_bar_1 MicrowaveType")
+    text = text.replace("CoffeeMachineType - rtype", "MicrowaveType - rtype").replace(
+        "(cleanable Apple_bar_1)", "(heatable Apple_bar_1)"
+    )
+    sim = Simulator(game_from_problem(text, TASK))
+    for command in ("go to countertop 1", "take apple 2 from countertop 1", "heat apple 2 with coffeemachine 1"):
+        sim.step(command)
+    play(sim, [("examine apple 2", "This is a hot apple 2.")])
+    for command in ("go to fridge 1", "cool apple 2 with fridge 1"):
+        sim.step(command)
+    play(sim, [("examine apple 2", "This is a cold apple 2.")])
+    for command in ("go to coffeemachine 1", "heat apple 2 with coffeemachine 1"):
+        sim.step(command)
+    play(sim, [("examine apple 2", "This is a hot apple 2.")])
+    assert sim.hot == {"apple_bar_1"}
+    assert not sim.cool
+
+
+def test_a_goal_about_the_place_holds_only_there() -> None:
+    goal = "(:goal (and (exists (?a - agent) (atLocation ?a loc_bar_2))))"
+    sim = Simulator(game_from_problem(KITCHEN[: KITCHEN.index("(:goal")] + goal + ")", TASK))
+    won = [sim.step(command)[1] for command in ("look", "go to fridge 1", "look", "go to sinkbasin 1")]
+    assert won == [False, True, True, False]
 
 
 def test_slice_needs_a_held_knife_and_use_needs_nothing(kitchen: Simulator) -> None:
     kitchen.step("go to countertop 1")
     assert "slice apple 2 with knife 1" not in kitchen.admissible()
+    kitchen.step("take apple 2 from countertop 1")
+    assert "slice apple 2 with apple 2" not in kitchen.admissible()
+    kitchen.step("move apple 2 to countertop 1")
     play(
         kitchen,
         [
@@ -219,6 +271,19 @@ def test_slice_needs_a_held_knife_and_use_needs_nothing(kitchen: Simulator) -> N
             ("examine apple 2", "This is a sliced apple 2."),
         ],
     )
+
+
+@pytest.mark.parametrize("kind", ["KnifeType", "ButterKnifeType"])
+def test_only_what_is_here_can_be_sliced(kind: str) -> None:
+    sim = Simulator(game_from_problem(KITCHEN.replace("KnifeType", kind), TASK))
+    sim.step("go to countertop 1")
+    for command in ("take apple 2 from countertop 1", "go to fridge 1", "open fridge 1", "move apple 2 to fridge 1"):
+        sim.step(command)
+    for command in ("go to countertop 1", "take knife 1 from countertop 1"):
+        sim.step(command)
+    assert "slice apple 2 with knife 1" not in sim.admissible()
+    sim.step("go to fridge 1")
+    assert "slice apple 2 with knife 1" in sim.admissible()
 
 
 def test_put_dialect() -> None:

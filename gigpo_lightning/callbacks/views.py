@@ -24,6 +24,7 @@ from gigpo_lightning.callbacks.seam import require_after, rollouts
 LAYOUT: dict[str, dict[str, list[Any]]] = {
     "rollout": {
         "success": ["Multiline", [r"rollout/success$", r"curriculum/average"]],
+        "success on unseen tasks": ["Multiline", [r"val/.*success"]],
         "success by task type": ["Multiline", [r"rollout/success_"]],
         "return and length": ["Multiline", [r"rollout/return", r"rollout/length"]],
         "end reasons": ["Multiline", [r"rollout/end_"]],
@@ -52,6 +53,7 @@ LAYOUT: dict[str, dict[str, list[Any]]] = {
         "throughput": ["Multiline", [r"time/.*_per_s$"]],
     },
 }
+_VALIDATION = "val/"
 _OUTCOMES = ("rollout/success", "curriculum/stage")  # what the hparams tab compares runs by
 
 
@@ -90,13 +92,18 @@ class TensorBoardViews(Callback):
             _write_hparams(logger, hyperparameters(pl_module, trainer.datamodule))  # type: ignore[attr-defined]
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Log the iteration."""
+        """Log the iteration: what the module measured and what the rollouts report."""
         data = rollouts(trainer, self)
-        figures = {**_numbers(trainer.callback_metrics), **_numbers(data.report.metrics)}
-        for logger in trainer.loggers:
-            logger.log_metrics(figures, step=data.iteration)
+        # Lightning keeps the figures of the latest validation: they belong to the iteration in which it was made.
+        own = {name: value for name, value in trainer.callback_metrics.items() if not name.startswith(_VALIDATION)}
+        _log(trainer, {**own, **data.report.metrics}, data.iteration)
         for logger in _boards(trainer):
             self.write(logger.experiment, data.report.histograms, data.report.transcripts, data.iteration)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Log a validation; the sanity check before the first iteration is the curve's first point, at 0."""
+        found = {name: value for name, value in trainer.callback_metrics.items() if name.startswith(_VALIDATION)}
+        _log(trainer, found, rollouts(trainer, self).iteration)
 
     def write(self, writer: Any, histograms: Mapping[str, np.ndarray], transcripts: Any, iteration: int) -> None:
         """Histograms and transcripts, where it is their turn (always after the first iteration), to a SummaryWriter."""
@@ -149,8 +156,13 @@ def _boards(trainer: pl.Trainer) -> list[TensorBoardLogger]:
     return boards
 
 
-def _numbers(figures: Mapping[str, Any]) -> dict[str, float]:
-    return {name: float(value) for name, value in figures.items() if not torch.is_tensor(value) or value.numel() == 1}
+def _log(trainer: pl.Trainer, figures: Mapping[str, Any], iteration: int) -> None:
+    """All single numbers, to every logger."""
+    numbers = {
+        name: float(value) for name, value in figures.items() if not torch.is_tensor(value) or value.numel() == 1
+    }
+    for logger in trainer.loggers:
+        logger.log_metrics(numbers, step=iteration)
 
 
 def _as_code(text: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,13 @@ class TextEnv(ABC):
         """Release what the environment holds. Called once; most worlds hold nothing."""
 
 
+class Expert(Protocol):
+    """A player that knows only what it has read."""
+
+    def act(self, observation: Observation, admissible: Sequence[str]) -> str:
+        """The next action; an observation with an instruction starts a new episode."""
+
+
 class TaskSet(ABC):
     """The problems of a world by split and index; the same index gives the same task on every machine."""
 
@@ -110,6 +117,10 @@ class TaskSet(ABC):
     @abstractmethod
     def make_env(self) -> TextEnv:
         """A fresh environment that plays these tasks."""
+
+    def make_expert(self) -> Expert:
+        """An expert for these tasks, for demonstrations and upper rows of tables."""
+        raise NotImplementedError(f"{type(self).__name__} has no expert: leave WarmStart out")
 
     def vocabulary(self) -> Sequence[str]:
         """Words and fixed phrases of the world, for a policy that builds its own tokenizer."""

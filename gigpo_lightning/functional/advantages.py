@@ -136,7 +136,8 @@ def gigpo(
     steps = read_integers("step_index", step_index, n_records)
     groups = compact(read_integers("group_ids", group_ids, n_records))
     step_groups = compact(read_integers("step_group_ids", step_group_ids, n_records))
-    penalty_t = np.zeros(n_records) if penalties is None else read_values("penalties", penalties, n_records)
+    none = np.broadcast_to(0.0, n_records)  # takes no memory
+    penalty_t = none if penalties is None else read_values("penalties", penalties, n_records)
     if penalty_t.min(initial=0.0) < 0.0:
         raise ValueError(f"penalties: {penalty_t.min()} is negative; a penalty is subtracted, give numbers >= 0")
     owned = (OwnedOnce("episode", episodes), OwnedOnce("step group", step_groups))

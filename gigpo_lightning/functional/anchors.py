@@ -10,10 +10,11 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from difflib import SequenceMatcher
 from itertools import count, pairwise
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from .records import Ints, check_choice, check_unit, read_integers, run_bounds, sorting_order
@@ -24,7 +25,7 @@ SIMILARITY_METHODS = ("leader", "reference")
 _Numbering = Callable[[Iterable[Hashable], Iterator[int]], Iterable[int]]
 
 
-def group_exact(keys: Sequence[Hashable], group_ids: ArrayLike | Tensor) -> Tensor:
+def group_exact(keys: Sequence[Hashable] | NDArray[Any] | Tensor, group_ids: ArrayLike | Tensor) -> Tensor:
     """Steps of one task group with equal keys form a step group.
 
     Args:
@@ -49,9 +50,9 @@ def group_similar(
     Both methods compare a text with the first member of each cluster, in the order in which the clusters were made,
     and join the first one whose `difflib.SequenceMatcher` ratio reaches the threshold. They differ in the order:
 
-    * `leader`: the distinct texts of a group, most frequent first, ties in lexical order; the ratio is taken with the
-      two texts in lexical order and without difflib's "autojunk" shortcut, which makes it depend on their order. The
-      partition depends on the texts alone, not on the order of the batch.
+    * `leader`: the distinct texts of a group, most frequent first, ties in lexical order, without difflib's "autojunk"
+      shortcut (which ignores frequent letters of texts of 200 letters or more). The partition depends on the texts and
+      their numbers alone, not on the order of the batch.
     * `reference`: batch order, autojunk on: the rule of the public GiGPO implementation, for comparison.
 
     Cost: distinct texts × clusters comparisons in each group, each comparison up to quadratic in the text length.
@@ -79,7 +80,9 @@ def group_similar(
     return _group(texts, group_ids, number)
 
 
-def _group(keys: Sequence[Hashable], group_ids: ArrayLike | Tensor, number: _Numbering) -> Tensor:
+def _group(
+    keys: Sequence[Hashable] | NDArray[Any] | Tensor, group_ids: ArrayLike | Tensor, number: _Numbering
+) -> Tensor:
     """Apply `number` to the keys of one task group after the other; small dictionaries keep the cost linear."""
     if isinstance(keys, (np.ndarray, Tensor)):
         keys = keys.tolist()
@@ -146,9 +149,9 @@ def _cluster_leader(texts: Sequence[str], threshold: float) -> list[int]:
     return [known[text] for text in texts]
 
 
-def _is_similar(a: str, b: str, threshold: float) -> bool:
-    """Whether the ratio reaches the threshold; symmetric, and with difflib's two cheap upper bounds first."""
-    matcher = SequenceMatcher(None, min(a, b), max(a, b), autojunk=False)
+def _is_similar(text: str, leader: str, threshold: float) -> bool:
+    """Whether the ratio reaches the threshold; difflib's two cheap upper bounds first."""
+    matcher = SequenceMatcher(None, text, leader, autojunk=False)
     return (
         matcher.real_quick_ratio() >= threshold and matcher.quick_ratio() >= threshold and matcher.ratio() >= threshold
     )

@@ -16,7 +16,8 @@ from gigpo_lightning.envs.base import StepResult, Task, TextEnv
 class EnvState:
     """What an environment says after a reset or a step.
 
-    `error` is the environment's failure in words, or None; with an error the other fields say nothing.
+    `error` is the environment's failure in words, or None; with an error the other fields say nothing, except `lost`:
+    the failure was another environment's, and took this one's process with it.
     """
 
     observation: str = ""
@@ -29,6 +30,7 @@ class EnvState:
     admissible: tuple[str, ...] | None = None
     anchor: Hashable = ""
     error: str | None = None
+    lost: bool = False
 
 
 class EnvPool(Protocol):
@@ -49,7 +51,7 @@ def first_state(env: TextEnv, task: Task) -> EnvState:
     try:
         observation = env.reset(task)
         return EnvState(observation.text, observation.instruction, admissible=_admissible(env), anchor=env.anchor())
-    except Exception as error:  # the boundary to a world's code: any failure ends the episode as `error`
+    except Exception as error:  # noqa: BLE001 - a world's code: any failure ends the episode as `error`
         return EnvState(error=f"reset of task {task.id}: {type(error).__name__}: {error}")
 
 
@@ -69,7 +71,7 @@ def next_state(env: TextEnv, action: str) -> EnvState:
             admissible=None if over else _admissible(env),
             anchor="" if over else env.anchor(),
         )
-    except Exception as error:  # the boundary to a world's code: any failure ends the episode as `error`
+    except Exception as error:  # noqa: BLE001 - a world's code: any failure ends the episode as `error`
         return EnvState(error=f"step {action!r}: {type(error).__name__}: {error}")
 
 

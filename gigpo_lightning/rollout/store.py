@@ -13,9 +13,8 @@ from types import TracebackType
 
 import numpy as np
 import pyarrow as pa
-import torch
 
-from gigpo_lightning.batch import MicroBatch
+from gigpo_lightning.batch import MicroBatch, PackRow, pack
 from gigpo_lightning.credit import Credit
 from gigpo_lightning.trajectory import Episode, Group, Segment
 
@@ -153,39 +152,22 @@ class RolloutStore:
 
     def micro_batch(self, rows: Sequence[int]) -> MicroBatch:
         """The given segments as one packed micro-batch."""
-        ids, chosen, turn, logprobs, advantages, allowed_ids, allowed_counts = [], [], [], [], [], [], []
-        offset = turn_offset = 0
         first_turns = self.table.column("first_turn")
-        for row in rows:
-            token_ids = self._row("token_ids", row)
-            where = np.flatnonzero(self._row("response_mask", row))
-            advantage = self._row("advantage", row)
-            local = self._row("turn_index", row)[where] - first_turns[row].as_py()
-            ids.append(token_ids)
-            chosen.append(where + offset)
-            turn.append(local + turn_offset)
-            logprobs.append(self._row("logprobs", row)[where])
-            advantages.append(advantage[local])
-            allowed_ids.append(self._row("allowed_ids", row))
-            allowed_counts.append(self._row("allowed_counts", row))
-            offset += len(token_ids)
-            turn_offset += len(advantage)
-        counts = _join(allowed_counts, np.int64)
-        return MicroBatch(
-            token_ids=_join(ids, np.int64),
-            lengths=tuple(len(i) for i in ids),
-            chosen=_join(chosen, np.int64),
-            turn=_join(turn, np.int64),
-            old_logprobs=_join(logprobs, np.float32),
-            advantages=_join(advantages, np.float32),
-            allowed_ids=_join(allowed_ids, np.int64),
-            allowed_counts=counts if len(counts) else None,
+        return pack(
+            [
+                PackRow(
+                    token_ids=self._row("token_ids", row),
+                    response_mask=self._row("response_mask", row),
+                    turn_index=self._row("turn_index", row) - first_turns[row].as_py(),
+                    logprobs=self._row("logprobs", row),
+                    allowed_ids=self._row("allowed_ids", row),
+                    allowed_counts=self._row("allowed_counts", row),
+                    advantages=self._row("advantage", row),
+                )
+                for row in rows
+            ]
         )
 
 
 def _lengths(array: pa.ListArray) -> np.ndarray:
     return np.diff(array.offsets.to_numpy())
-
-
-def _join(parts: Sequence[np.ndarray], kind: type) -> torch.Tensor:
-    return torch.from_numpy(np.concatenate(parts).astype(kind) if parts else np.zeros(0, kind))

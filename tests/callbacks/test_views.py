@@ -73,6 +73,13 @@ def test_in_a_fit_every_iteration_has_its_figures(tmp_path: Path) -> None:
     assert b"put a pan" in events.Tensors("transcripts/0/text_summary")[0].tensor_proto.string_val[0]
 
 
+def test_validations_stand_under_their_iteration_and_are_not_repeated(tmp_path: Path) -> None:
+    options = {"limit_val_batches": 1, "check_val_every_n_epoch": 2, "logger": logger(tmp_path)}
+    fit(tmp_path, [TensorBoardViews()], [0.5], epochs=5, **options)
+    points = [(point.step, point.value) for point in board(tmp_path / "board").Scalars("val/success")]
+    assert points == [(0, 0.0), (2, 2.0), (4, 4.0)]  # the sanity check, then every second iteration
+
+
 def test_layout_and_hparams_are_in_the_same_run(tmp_path: Path) -> None:
     fit(tmp_path, [TensorBoardViews()], [0.5], epochs=1, logger=logger(tmp_path))
     events = board(tmp_path / "board")

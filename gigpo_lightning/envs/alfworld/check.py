@@ -14,11 +14,12 @@ from pathlib import Path
 
 from gigpo_lightning.envs.alfworld.engine import Simulator
 from gigpo_lightning.envs.alfworld.game import GameData, load_game
-from gigpo_lightning.envs.alfworld.oracle import StockEngine
+from gigpo_lightning.envs.alfworld.oracle import StockEngine, require_stock
 
-# Shares of the commands tried: broken ones, and random ones where a known solution is followed.
+# Shares: of broken commands, of episodes that follow a known solution to its end, of steps after which a game restarts.
 _INVALID_FRAC = 0.1
-_EXPERT_FRAC = 0.3
+_EXPERT_FRAC = 0.5
+_RESTART_FRAC = 0.01
 _MAX_DIFFERENCES = 20
 _NONSENSE = ("", "dance", "look around", "go to nowhere 1", "take all", "open", "examine", "Inventory", "put it down")
 
@@ -44,7 +45,7 @@ class CheckReport:
         games: Games compared.
         steps: Steps compared, resets not counted.
         wins: Times that a goal was reached.
-        refused: Games that the native engine does not play, with its message.
+        refused: Games that one of the engines does not play, with its message.
         differences: The disagreements, at most 20.
         native_s: Seconds spent in the native engine.
         stock_s: Seconds spent in the stock engine.
@@ -89,15 +90,16 @@ def check_env(
     paths = sorted(Path(data_dir).rglob("game.tw-pddl"))
     if not paths:
         raise ValueError(f"--data {data_dir} holds no game.tw-pddl files")
+    require_stock()
     rng = random.Random(seed)
     report = CheckReport()
     for path in rng.sample(paths, min(games, len(paths))):
         try:
-            game = load_game(path)
+            game, stock = load_game(path), StockEngine(path)
         except ValueError as error:
             report.refused.append((str(path), str(error)))
             continue
-        compare(game, StockEngine(path), steps_per_game, rng, report, expert)
+        compare(game, stock, steps_per_game, rng, report, expert)
     return report
 
 
@@ -109,18 +111,22 @@ def compare(
     report: CheckReport,
     expert: Expert | None = None,
 ) -> None:
-    """Play `steps` commands in both engines and enter what differs into `report`. A won game starts anew."""
+    """Play `steps` commands in both engines and enter what differs into `report`.
+
+    An episode follows the solution or is random; after its end, play goes on at random for a while.
+    """
     native = Simulator(game)
     solution = list(expert(game)) if expert is not None else list(game.walkthrough)
     report.games += 1
-    commands = _restart(native, stock, game, report)
-    follow = bool(solution) and rng.random() < 0.5
-    for _ in range(steps):
+    commands: list[str] = []
+    planned: list[str] = []
+    for number in range(steps):
         if len(report.differences) >= _MAX_DIFFERENCES:
             return
-        if native.won and rng.random() < 0.5:
-            commands, follow = _restart(native, stock, game, report), rng.random() < 0.5
-        command = _choose(native, solution[len(commands) :] if follow else [], rng)
+        if number == 0 or rng.random() < (0.2 if native.won else _RESTART_FRAC):
+            _restart(native, stock, game, report)
+            commands, planned = [], list(solution) if rng.random() < _EXPERT_FRAC else []
+        command = _choose(native, planned, rng)
         commands.append(command)
         was_won = native.won
         started = time.perf_counter()
@@ -154,20 +160,19 @@ def run_check(argv: Sequence[str]) -> int:
     return 1 if report.differences or not report.steps else 0
 
 
-def _restart(native: Simulator, stock: StockEngine, game: GameData, report: CheckReport) -> list[str]:
+def _restart(native: Simulator, stock: StockEngine, game: GameData, report: CheckReport) -> None:
     pairs = [("intro", native.reset(), stock.reset()), ("won", str(native.won), str(stock.won))]
     _note(report, game, [], [*pairs, _command_pair(native.admissible(), stock.admissible())])
-    return []
 
 
-def _choose(native: Simulator, solution: Sequence[str], rng: random.Random) -> str:
-    draw = rng.random()
-    if draw < _INVALID_FRAC:
+def _choose(native: Simulator, planned: list[str], rng: random.Random) -> str:
+    """The next command: a broken one, the next of `planned`, which it takes out, or a random one."""
+    if rng.random() < _INVALID_FRAC:
         broken = list(rng.choice(native.admissible()))
         broken[rng.randrange(len(broken))] = rng.choice("xyz 1")
-        return rng.choice((*_NONSENSE, "".join(broken), f" {rng.choice(native.admissible())} "))
-    if solution and draw > _EXPERT_FRAC:
-        return solution[0]
+        return rng.choice((*_NONSENSE, "".join(broken)))
+    if planned:
+        return planned.pop(0)
     # Travel is most of what can be done: half of the random commands are drawn from the rest, which changes more.
     admissible = native.admissible()
     other = [command for command in admissible if not command.startswith("go to")]

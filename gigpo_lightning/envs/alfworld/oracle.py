@@ -35,6 +35,12 @@ def is_available() -> bool:
     return all(importlib.util.find_spec(name) is not None for name in ("textworld", "alfworld", "fast_downward"))
 
 
+def require_stock() -> None:
+    """Raise `ValueError`, with what to do, unless the stock engine is installed."""
+    if not is_available():
+        raise ValueError(_MISSING)
+
+
 def stock_texts() -> tuple[str, str]:
     """Domain and grammar of the installed alfworld package.
 
@@ -104,14 +110,12 @@ class StockEngine:
     """
 
     def __init__(self, game: str | Path | GameData) -> None:
-        if not is_available():
-            raise ValueError(_MISSING)
+        require_stock()
         data = stock_game_file(game) if isinstance(game, GameData) else resolve_game_file(game)
         with _arguments_kept():
             import textworld
-            from textworld.envs import PddlEnv
-
             from alfworld.agents.environment.alfred_tw_env import AlfredDemangler, AlfredInfos
+            from textworld.envs import PddlEnv
 
             infos = textworld.EnvInfos(won=True, admissible_commands=True, facts=True)
             self._env = AlfredInfos(AlfredDemangler(PddlEnv(infos), shuffle=False))

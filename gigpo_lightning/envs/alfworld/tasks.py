@@ -9,6 +9,7 @@ from random import Random
 from typing import Any
 
 from gigpo_lightning.envs.alfworld.env import AlfworldEnv
+from gigpo_lightning.envs.alfworld.experts import Explorer
 from gigpo_lightning.envs.alfworld.experts import measure
 from gigpo_lightning.envs.alfworld.game import GameData, load_game
 from gigpo_lightning.envs.alfworld.generator import Generated, generate
@@ -105,6 +106,10 @@ class GeneratedTasks(TaskSet):
         """A fresh environment that plays these tasks."""
         return AlfworldEnv(anchor=self._anchor, engine=self._engine)
 
+    def make_expert(self) -> Explorer:
+        """The explorer, which searches systematically and knows only what it has read."""
+        return Explorer()
+
     def vocabulary(self) -> Sequence[str]:
         """Words and fixed phrases of the world."""
         return vocabulary()
@@ -194,6 +199,10 @@ class RecordedTasks(TaskSet):
     def make_env(self) -> AlfworldEnv:
         """A fresh environment that plays these games."""
         return AlfworldEnv(anchor=self._anchor, engine=self._engine)
+
+    def make_expert(self) -> Explorer:
+        """The explorer, which searches systematically and knows only what it has read."""
+        return Explorer()
 
     def vocabulary(self) -> Sequence[str]:
         """Words and fixed phrases of the world."""

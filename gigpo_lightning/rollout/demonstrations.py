@@ -1,0 +1,81 @@
+"""Episodes played by an expert, as token rows of the policy: what imitation learns from.
+
+The expert knows only what it has read. Its actions are spelled along the same tries that sampling follows, so that a
+chosen token has the same alternatives as in a rollout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gigpo_lightning.batch import PackRow
+from gigpo_lightning.envs.base import Expert, Observation, Task, TextEnv
+from gigpo_lightning.policy.base import BasePolicy
+from gigpo_lightning.policy.generation import TrieCache
+from gigpo_lightning.rollout.context import EpisodeContext, SegmentRule
+from gigpo_lightning.trajectory import Segment
+
+
+def demonstrate(
+    policy: BasePolicy,
+    tries: TrieCache,
+    env: TextEnv,
+    expert: Expert,
+    rule: SegmentRule,
+    task: Task,
+    max_turns: int,
+    room_tokens: int,
+) -> tuple[Segment, ...]:
+    """The segments of one won episode of the expert, or none where it failed within `max_turns`.
+
+    Raises:
+        ValueError: The world lists no admissible actions, or the expert took one that is not admissible.
+    """
+    observation = env.reset(task)
+    context = EpisodeContext(policy.prompt, rule, observation.instruction, observation.text)
+    for _ in range(max_turns):
+        admissible = env.admissible_actions()
+        if admissible is None:
+            raise ValueError("a warm start needs a world that lists its admissible actions")
+        action = expert.act(observation, admissible)
+        _spell(context, tries, tuple(admissible), action, policy.prompt.action_ids(action))
+        result = env.step(action)
+        if result.terminated or result.truncated:
+            return context.segments() if result.info.get("won") else ()
+        observation = Observation(result.observation.text)
+        context.observe(observation.text, room_tokens)
+        if context.room < room_tokens:
+            return ()
+    return ()
+
+
+def _spell(
+    context: EpisodeContext, tries: TrieCache, admissible: tuple[str, ...], action: str, token_ids: Sequence[int]
+) -> None:
+    """Append the action's tokens, as choices where there are alternatives."""
+    node = tries.get(admissible)
+    for token_id in token_ids:
+        if token_id not in node.children:
+            raise ValueError(f"the expert took {action!r}, which is not among {len(admissible)} admissible actions")
+        if len(node.allowed) == 1:
+            context.force([token_id])
+        else:
+            context.choose(token_id, 0.0, node.allowed)
+        node = node.children[token_id]
+
+
+def pack_row(segment: Segment, advantage: float) -> PackRow:
+    """A segment as arrays, with the same advantage for all its turns."""
+    index = np.asarray(segment.turn_index)
+    first = int(index[index >= 0].min())
+    return PackRow(
+        token_ids=np.asarray(segment.token_ids),
+        response_mask=np.asarray(segment.response_mask),
+        turn_index=index - first,
+        logprobs=np.asarray(segment.logprobs),
+        allowed_ids=np.asarray(segment.allowed_ids, dtype=np.int64),
+        allowed_counts=np.asarray(segment.allowed_counts, dtype=np.int64),
+        advantages=np.full(int(index.max(initial=0)) - first + 1, advantage),
+    )
