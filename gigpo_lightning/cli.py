@@ -19,7 +19,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 import gigpo_lightning.callbacks
 import gigpo_lightning.envs.alfworld.tasks
 import gigpo_lightning.policy.scratch  # noqa: F401
-from gigpo_lightning.cli_config import resolve_configs, run_name
+from gigpo_lightning.cli_config import resolve_configs, run_name, saved_config
 from gigpo_lightning.cli_errors import fail, option_message, show_traceback
 from gigpo_lightning.cli_faults import Constructors, is_bad_input, message
 from gigpo_lightning.cli_place import Place, place_run
@@ -65,6 +65,8 @@ class GiGPOCLI(LightningCLI):
         self.constructors = Constructors()
         try:
             self.args, self.config_paths = resolve_configs(self.args)
+            if not self.config_paths:
+                self.args, self.config_paths = resolve_configs([*saved_config(self.args), *self.args])
             _Parser.configs = self.config_paths
             super().__init__(
                 model_class,

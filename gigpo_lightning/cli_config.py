@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from gigpo_lightning.cli_run import run_of_checkpoint
 from gigpo_lightning.resources import find_file, shipped_files
 
 DEFAULT_NAME = "default"
@@ -40,6 +41,22 @@ def resolve_configs(args: Sequence[str]) -> tuple[list[str], list[Path]]:
         paths.append(path)
         resolved += ["--config", str(path)]
     return resolved, paths
+
+
+def saved_config(args: Sequence[str]) -> list[str]:
+    """`--config FILE` for a command line that names a checkpoint inside a run but no configuration: the run's own one.
+
+    Args:
+        args: The command line after the subcommand, without any `--config`.
+    """
+    rest = iter(args)
+    for arg in rest:
+        option, equals, value = arg.partition("=")
+        if option == "--ckpt_path":
+            run = run_of_checkpoint(Path(value if equals else next(rest, "")))
+            if run is not None and (run / "config.yaml").is_file():
+                return ["--config", str(run / "config.yaml")]
+    return []
 
 
 def run_name(configs: Sequence[Path]) -> str:

@@ -6,44 +6,26 @@ is the collector's, what a turn deserves is `credit`'s, and the loss is the modu
 
 from __future__ import annotations
 
-import time
-from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-import numpy as np
-import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from gigpo_lightning.batch import Minibatch, cut_by_tokens
+from gigpo_lightning.batch import Minibatch
 from gigpo_lightning.curriculum import Stage
 from gigpo_lightning.envs.base import TaskSet
 from gigpo_lightning.policy.base import BasePolicy
-from gigpo_lightning.rollout.collection import CreditRule, make_report
+from gigpo_lightning.rollout.collection import CreditRule
 from gigpo_lightning.rollout.collector import Collector, EpisodeJob
 from gigpo_lightning.rollout.context import SegmentRule
 from gigpo_lightning.rollout.evaluation import EvaluationBatch, EvaluationRule, plan
-from gigpo_lightning.rollout.plan import GroupJob, plan_iteration, plan_rows
+from gigpo_lightning.rollout.iteration import Controls, IterationSpec, minibatches_of, rollout_path, run_iteration
 from gigpo_lightning.rollout.pool import EnvPool, InProcessPool
 from gigpo_lightning.rollout.report import RolloutReport
-from gigpo_lightning.rollout.store import RolloutStore, RolloutWriter
 from gigpo_lightning.rollout.workers import WorkerPool
-from gigpo_lightning.trajectory import Episode, Group
-
-
-@dataclass(slots=True)
-class Controls:
-    """What callbacks set for the next iteration. `stages` are all that evaluations may play."""
-
-    lam: float
-    temperature: float
-    entropy_coef: float
-    stage: Stage | None = None
-    rehearsal: tuple[Stage, ...] = ()
-    stages: tuple[Stage, ...] = ()
+from gigpo_lightning.trajectory import Episode
 
 
 class RolloutDataModule(pl.LightningDataModule):
@@ -119,7 +101,9 @@ class RolloutDataModule(pl.LightningDataModule):
         if members < 2:
             raise ValueError(f"data.members={members}: a group needs at least 2 episodes to compare, 8 is usual")
         if not 0.0 <= lam <= 1.0:
-            raise ValueError(f"data.lam={lam}: λ must lie in [0, 1]; 1 is GRPO, 0 is step advantages only, 0.8 is usual")
+            raise ValueError(
+                f"data.lam={lam}: λ must lie in [0, 1]; 1 is GRPO, 0 is step advantages only, 0.8 is usual"
+            )
         if temperature <= 0:
             raise ValueError(f"data.temperature={temperature}: must be positive")
         if env_deadline_s <= 0:
@@ -207,138 +191,67 @@ class RolloutDataModule(pl.LightningDataModule):
         policy.train(training)
         return [episodes[i] for i in range(len(jobs))]
 
-    def collect(self) -> RolloutStore:
-        """Play one iteration, credit it, write it, report it; returns the rows to train on."""
+    def collect(self) -> Iterator[Minibatch]:
+        """Play, credit and report one iteration; yields its minibatches, a fixed number of them."""
         assert self.trainer is not None
-        begin = time.perf_counter()
-        rank, world = self.trainer.global_rank, self.trainer.world_size
-        iteration, self.iteration = self.iteration, self.iteration + 1
-        stage = self.stage
-        stages = (stage, *self.controls.rehearsal)
-        jobs = plan_iteration(
-            {s.name: self.stage_tasks(s) for s in stages},
-            stage,
-            self.controls.rehearsal,
-            split="train",
-            groups=len(range(rank, self.groups, world)),
-            members=self.members,
+        rank, iteration = self.trainer.global_rank, self.iteration
+        self.iteration += 1
+        folder = Path(self.rollout_dir or Path(self.trainer.log_dir or self.trainer.default_root_dir) / "rollouts")
+        world = self.trainer.world_size
+        store, self.report = run_iteration(
+            IterationSpec(iteration, self.groups, self.members, self.seed, rank, world, self.transcripts),
+            self.controls,
+            self.stage,
+            self.stage_tasks,
+            self.play,
+            lambda: self.collector.stats,
+            self.credit_rule,
+            rollout_path(folder, iteration, rank, self.keep_rollouts),
+        )
+        yield from minibatches_of(
+            store,
+            passes=self.passes,
+            minibatches=self.minibatches,
+            max_tokens=self.max_tokens_per_batch,
+            temperature=self.controls.temperature,
             seed=self.seed,
             rank=rank,
             iteration=iteration,
         )
-        planned = time.perf_counter()
-        groups = self._play_groups(jobs)
-        played = time.perf_counter()
-        credit = self.credit_rule.credit(groups, self.controls.lam)
-        names = [job.stage for job in jobs]
-        self.report = make_report(groups, names, credit, self.transcripts)
-        self._sum_over_processes(self.report)
-        credited = time.perf_counter()
-        path = self._rollout_path(iteration, rank)
-        with RolloutWriter(path) as writer:
-            writer.write(groups, names, credit)
-        store = RolloutStore(path)
-        stats, end = self.collector.stats, time.perf_counter()
-        self.report.settle(
-            {
-                "time/tasks_s": planned - begin,
-                "time/environment_s": stats.env_s,
-                "time/policy_s": stats.policy_s,
-                "time/collector_s": played - planned - stats.env_s - stats.policy_s,
-                "time/credit_s": credited - played,
-                "time/store_s": end - credited,
-                "time/rollout_s": end - begin,
-                "time/rollout_tokens_per_s": stats.tokens / max(played - planned, 1e-9),
-                "time/env_steps_per_s": stats.steps / max(played - planned, 1e-9),
-                "time/episodes_per_s": len(groups) * self.members / max(end - begin, 1e-9),
-                "rollout/env_errors": float(len(stats.env_errors)),
-                "credit/lambda": self.controls.lam,
-            }
-        )
-        return store
 
-    def _play_groups(self, jobs: list[GroupJob]) -> list[Group]:
-        episodes = self.play([member for job in jobs for member in job.members], self.controls.temperature)
-        size = self.members
-        return [
-            Group(job.task.id, str(job.task.difficulty.get("type", "")), tuple(episodes[i * size : (i + 1) * size]))
-            for i, job in enumerate(jobs)
-        ]
-
-    def _sum_over_processes(self, report: RolloutReport) -> None:
-        """Add up the counts of all processes, so that every process takes the same decisions from them."""
-        assert self.trainer is not None
-        if self.trainer.world_size == 1:
-            return
-        # Processes may have met different task types: agree on the names first.
-        gathered: list[Any] = [None] * self.trainer.world_size
-        torch.distributed.all_gather_object(gathered, dict(report.tally.sums))
-        report.tally.sums = Counter()
-        for sums in gathered:
-            report.tally.sums.update(sums)
-
-    def _rollout_path(self, iteration: int, rank: int) -> Path:
-        assert self.trainer is not None
-        folder = Path(self.rollout_dir or Path(self.trainer.log_dir or self.trainer.default_root_dir) / "rollouts")
-        for old in range(iteration - self.keep_rollouts, -1, -1):
-            stale = folder / f"iteration_{old:06d}_rank{rank}.arrow"
-            if not stale.exists():
-                break
-            stale.unlink()
-        return folder / f"iteration_{iteration:06d}_rank{rank}.arrow"
-
-    # -- minibatches ---------------------------------------------------------------------------------------------------
-
-    def minibatches_of(self, store: RolloutStore, iteration: int) -> Iterator[Minibatch]:
-        """All minibatches of an iteration, pass by pass; always `passes` × `minibatches` of them."""
-        assert self.trainer is not None
-        rank = self.trainer.global_rank
-        trainable = np.flatnonzero(store.chosen_counts > 0)
-        for index in range(self.passes):
-            parts = plan_rows(
-                len(trainable), self.minibatches, seed=self.seed, rank=rank, iteration=iteration, pass_index=index
-            )
-            for part in parts:
-                rows = trainable[part]
-                cuts = cut_by_tokens([int(store.token_counts[r]) for r in rows], self.max_tokens_per_batch)
-                micro = tuple(store.micro_batch([int(rows[i]) for i in cut]) for cut in cuts)
-                yield Minibatch(micro, self.controls.temperature)
+    # -- loaders -------------------------------------------------------------------------------------------------------
 
     def train_dataloader(self) -> DataLoader[Minibatch]:
-        return DataLoader(_Iterations(self), batch_size=None)
+        return DataLoader(_Iterations(self.collect, self.passes * self.minibatches), batch_size=None)
 
     def val_dataloader(self) -> DataLoader[EvaluationBatch]:
-        return DataLoader(_Evaluations(self._validation), batch_size=None)
+        return self._evaluation_loader(self._validation)
 
     def test_dataloader(self) -> DataLoader[EvaluationBatch]:
-        return DataLoader(_Evaluations(self._test), batch_size=None)
+        return self._evaluation_loader(self._test)
 
     def predict_dataloader(self) -> DataLoader[EvaluationBatch]:
-        return DataLoader(_Evaluations(self._prediction), batch_size=None)
+        return self._evaluation_loader(self._prediction)
+
+    def _evaluation_loader(self, batches: Callable[[], Iterator[EvaluationBatch]]) -> DataLoader[EvaluationBatch]:
+        return DataLoader(_Evaluations(batches), batch_size=None)
 
     def _validation(self) -> Iterator[EvaluationBatch]:
         """Unseen tasks of the first stage, to see the whole run on one scale, and of the present one."""
         rule = self.evaluation
         for stage in {s.name: s for s in (*self.controls.stages[:1], self.stage)}.values():
-            tasks = self.stage_tasks(stage)
-            yield from plan(
-                rule, stage, tasks, split="unseen", count=rule.during_fit_tasks, seeds=1, greedy=False
-            )
+            yield from plan(rule, stage, self.stage_tasks(stage), "unseen", rule.during_fit_tasks, 1, greedy=False)
 
     def _test(self) -> Iterator[EvaluationBatch]:
         rule = self.evaluation
         for stage in self.controls.stages or (self.stage,):
-            tasks = self.stage_tasks(stage)
             for split in rule.splits:
-                yield from plan(
-                    rule, stage, tasks, split=split, count=rule.tasks, seeds=rule.seeds, greedy=rule.greedy
-                )
+                yield from plan(rule, stage, self.stage_tasks(stage), split, rule.tasks, rule.seeds, greedy=rule.greedy)
 
     def _prediction(self) -> Iterator[EvaluationBatch]:
-        rule, stage = self.evaluation, self.stage
-        yield from plan(
-            rule, stage, self.stage_tasks(stage), split="unseen", count=rule.predict_tasks, seeds=1, greedy=False
-        )
+        rule = self.evaluation
+        stage = self.stage
+        yield from plan(rule, stage, self.stage_tasks(stage), "unseen", rule.predict_tasks, 1, greedy=False)
 
     def teardown(self, stage: str) -> None:
         if self._pool is not None:
@@ -352,17 +265,14 @@ class RolloutDataModule(pl.LightningDataModule):
 class _Iterations(IterableDataset[Minibatch]):
     """One pass over it is one iteration. It has a length, without which Lightning would prefetch a stale batch."""
 
-    def __init__(self, datamodule: RolloutDataModule):
-        self._datamodule = datamodule
+    def __init__(self, collect: Callable[[], Iterator[Minibatch]], minibatches: int):
+        self._collect, self._minibatches = collect, minibatches
 
     def __len__(self) -> int:
-        return self._datamodule.passes * self._datamodule.minibatches
+        return self._minibatches
 
     def __iter__(self) -> Iterator[Minibatch]:
-        iteration = self._datamodule.iteration
-        with torch.no_grad():
-            store = self._datamodule.collect()
-        yield from self._datamodule.minibatches_of(store, iteration)
+        return self._collect()
 
 
 class _Evaluations(IterableDataset[EvaluationBatch]):

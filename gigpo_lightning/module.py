@@ -18,7 +18,14 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from gigpo_lightning.batch import MicroBatch, Minibatch
-from gigpo_lightning.functional.losses import AGGREGATIONS, TokenWeights, entropy_loss, kl_loss, policy_loss, token_weights
+from gigpo_lightning.functional.losses import (
+    AGGREGATIONS,
+    TokenWeights,
+    entropy_loss,
+    kl_loss,
+    policy_loss,
+    token_weights,
+)
 from gigpo_lightning.policy.base import BasePolicy
 from gigpo_lightning.rollout.evaluation import EvaluationBatch, outcomes, summarise
 from gigpo_lightning.rollout.transcript import transcript
@@ -61,7 +68,9 @@ class GiGPOModule(pl.LightningModule):
         super().__init__()
         self.automatic_optimization = False
         if not 0 <= clip_low < 1 or clip_high < 0:
-            raise ValueError(f"model.clip_low={clip_low}, clip_high={clip_high}: need 0 ≤ clip_low < 1 and clip_high ≥ 0")
+            raise ValueError(
+                f"model.clip_low={clip_low}, clip_high={clip_high}: need 0 ≤ clip_low < 1 and clip_high ≥ 0"
+            )
         if dual_clip is not None and dual_clip <= 1:
             raise ValueError(f"model.dual_clip={dual_clip}: must be greater than 1, or null")
         if kl_coef < 0:
@@ -111,8 +120,13 @@ class GiGPOModule(pl.LightningModule):
                 scheduler.step()  # type: ignore[call-arg]
         else:
             optimizer.zero_grad()
-        self.log_dict(figures, on_step=False, on_epoch=True, batch_size=1, sync_dist=True)
-        self.log("time/update_s", time.perf_counter() - begin, on_epoch=True, on_step=False, reduce_fx="sum", batch_size=1)
+        # The views log these under the iteration; the logger would put them under the optimiser step.
+        self.log_dict(figures, on_step=False, on_epoch=True, batch_size=1, sync_dist=True, logger=False)
+        self._sum("time/update_s", time.perf_counter() - begin)
+
+    def _sum(self, name: str, value: float) -> None:
+        """Log a figure that adds up over the updates of an iteration."""
+        self.log(name, value, on_step=False, on_epoch=True, reduce_fx="sum", batch_size=1, logger=False)
 
     def _backward(self, batch: Minibatch) -> dict[str, Tensor]:
         """Accumulate the gradient of the whole minibatch; returns the figures of the loss."""
@@ -178,7 +192,7 @@ class GiGPOModule(pl.LightningModule):
         values = torch.stack([v.float() for v in figures.values()])
         good = bool(self.trainer.strategy.reduce(values.isfinite().all().float(), reduce_op="mean") == 1)
         self._bad_updates = 0 if good else self._bad_updates + 1
-        self.log("loss/skipped_updates", float(not good), on_step=False, on_epoch=True, reduce_fx="sum", batch_size=1)
+        self._sum("loss/skipped_updates", float(not good))
         if self._bad_updates >= self.max_bad_updates:
             last = getattr(self.trainer.checkpoint_callback, "last_model_path", "") or "none was written"
             raise RuntimeError(
@@ -193,14 +207,14 @@ class GiGPOModule(pl.LightningModule):
 
     def validation_step(self, batch: EvaluationBatch, batch_idx: int) -> None:
         row = self._evaluate(batch)
-        self.log(f"val/{batch.stage}/success", row["success"], batch_size=1)
-        self.log(f"val/{batch.stage}/length", row["length"], batch_size=1)
+        self.log(f"val/{batch.stage}/success", row["success"], batch_size=1, logger=False)
+        self.log(f"val/{batch.stage}/length", row["length"], batch_size=1, logger=False)
 
     def test_step(self, batch: EvaluationBatch, batch_idx: int) -> None:
         row = self._evaluate(batch)
         self.results.append(row)
         name = f"test/{batch.stage}/{batch.split}/{batch.mode}"
-        self.log(f"{name}/success", row["success"], batch_size=1)
+        self.log(f"{name}/success", row["success"], batch_size=1, logger=False)
 
     def predict_step(self, batch: EvaluationBatch, batch_idx: int) -> list[str]:
         """Transcripts of the played episodes."""
@@ -230,6 +244,8 @@ class GiGPOModule(pl.LightningModule):
         saved, own = checkpoint.get("policy_identity"), self.policy.identity()
         if saved is None:
             raise ValueError("the checkpoint is not one of gigpo_lightning: it names no policy")
-        different = [f"{k}: {saved.get(k)!r} there, {own.get(k)!r} here" for k in {**own, **saved} if saved.get(k) != own.get(k)]
+        different = [
+            f"{k}: {saved.get(k)!r} there, {own.get(k)!r} here" for k in {**own, **saved} if saved.get(k) != own.get(k)
+        ]
         if different:
             raise ValueError("the checkpoint is of another policy: " + "; ".join(different))

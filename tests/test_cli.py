@@ -276,6 +276,16 @@ def test_checkpoints_are_read_as_data_only(own_folder: Path, capsys: pytest.Capt
     assert "not a whole checkpoint" in capsys.readouterr().err
 
 
+def test_a_checkpoint_alone_brings_the_configuration_of_its_run(own_folder: Path) -> None:
+    Path("wide.yaml").write_text("model: {width: 6}\ndata: {width: 6}\n")
+    path = save(line("fit", "--config=wide.yaml", epochs=1), 1, "runs/wide/version_0/checkpoints")
+    Path("wide.yaml").unlink()
+    cli = line("test", f"--ckpt_path={path}")
+    assert cli.model.width == 6
+    assert cli.place.folder.path.parts[-3:] == ("wide", "version_0", "test_0")
+    assert line("test", "--ckpt_path", str(path), "--seed_everything=3").config["test"]["seed_everything"] == 3
+
+
 # -- commands ----------------------------------------------------------------------------------------------------------
 
 

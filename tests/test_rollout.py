@@ -22,7 +22,9 @@ def make_policy(seed: int = 0) -> ScratchPolicy:
     return policy.eval()
 
 
-def play(policy: ScratchPolicy, rule: SegmentRule, *, rows: int = 8, constrain: bool = True, n: int = 12, temperature=1.3):
+def play(
+    policy: ScratchPolicy, rule: SegmentRule, *, rows: int = 8, constrain: bool = True, n: int = 12, temperature=1.3
+):
     collector = Collector(policy, InProcessPool(BoxEnv), rule, rows=rows, constrain=constrain, max_action_tokens=8)
     jobs = [EpisodeJob(TASKS.get("train", i // 2), 3, (7, i)) for i in range(n)]
     played = dict(collector.run(jobs, temperature))
@@ -88,7 +90,12 @@ def test_every_turn_stands_in_exactly_one_segment(turns: int | None) -> None:
         assert sorted(t for owner in owners for t in owner) == list(range(len(episode.turns)))
         assert all(len(owner) <= (turns or 99) for owner in owners)
         for segment in episode.segments:
-            lengths = {len(segment.token_ids), len(segment.response_mask), len(segment.turn_index), len(segment.logprobs)}
+            lengths = {
+                len(segment.token_ids),
+                len(segment.response_mask),
+                len(segment.turn_index),
+                len(segment.logprobs),
+            }
             assert len(lengths) == 1
             assert sum(segment.response_mask) == len(segment.allowed_counts)
             assert sum(segment.allowed_counts) == len(segment.allowed_ids)

@@ -39,7 +39,9 @@ def play_groups(policy: ScratchPolicy, turns: int | None, groups: int = 3, membe
 
 
 @pytest.mark.parametrize("turns", [1, 2, None])
-def test_every_chosen_token_carries_its_own_turns_advantage(policy: ScratchPolicy, tmp_path: Path, turns: int | None) -> None:
+def test_every_chosen_token_carries_its_own_turns_advantage(
+    policy: ScratchPolicy, tmp_path: Path, turns: int | None
+) -> None:
     groups = play_groups(policy, turns)
     credit = CreditRule().credit(groups, 0.8)
     path = tmp_path / "rollouts.arrow"
@@ -94,7 +96,20 @@ def test_a_failed_write_leaves_nothing(policy: ScratchPolicy, tmp_path: Path) ->
 
 def test_pack_by_hand() -> None:
     rows = [
-        PackRow(*(np.array(x) for x in ([5, 6, 7], [False, True, True], [-1, 0, 1], [0, -0.5, -0.7], [6, 8, 7, 9], [2, 2], [1.0, -2.0]))),
+        PackRow(
+            *(
+                np.array(x)
+                for x in (
+                    [5, 6, 7],
+                    [False, True, True],
+                    [-1, 0, 1],
+                    [0, -0.5, -0.7],
+                    [6, 8, 7, 9],
+                    [2, 2],
+                    [1.0, -2.0],
+                )
+            )
+        ),
         PackRow(*(np.array(x) for x in ([5, 9], [False, True], [-1, 0], [0, -0.1], [9, 4, 3], [3], [0.5]))),
     ]
     batch = pack(rows)
@@ -118,10 +133,14 @@ def test_packed_rows_do_not_see_each_other(policy: ScratchPolicy) -> None:
     store_rows = [s for g in play_groups(policy, None) for e in g.episodes for s in e.segments]
     rows = [
         PackRow(
-            *(np.asarray(getattr(s, f), dtype=kind) for f, kind in zip(
-                ("token_ids", "response_mask", "turn_index", "logprobs", "allowed_ids", "allowed_counts"),
-                (np.int64, bool, np.int64, np.float32, np.int64, np.int64), strict=True,
-            )),
+            *(
+                np.asarray(getattr(s, f), dtype=kind)
+                for f, kind in zip(
+                    ("token_ids", "response_mask", "turn_index", "logprobs", "allowed_ids", "allowed_counts"),
+                    (np.int64, bool, np.int64, np.float32, np.int64, np.int64),
+                    strict=True,
+                )
+            ),
             advantages=np.zeros(max(s.turn_index) + 1),
         )
         for s in store_rows

@@ -77,5 +77,5 @@ class BoxTasks(TaskSet):
         return BoxEnv()
 
     def vocabulary(self) -> Sequence[str]:
-        words = "you see box in it is a nothing happens done take the open".split()
+        words = ["you", "see", "box", "in", "it", "is", "a", "nothing", "happens", "done", "take", "the", "open"]
         return [*words, *THINGS, *map(str, range(1, 10))]

@@ -49,6 +49,10 @@ class Curriculum(Callback):
         """Whether there is nothing left to train for."""
         return self.passed and self.stop_when_passed
 
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Tell evaluations which stages there are."""
+        rollouts(trainer, self).controls.stages = self.stages
+
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Hand the first stage, or the restored one, to the collector."""
         self._check_restored()

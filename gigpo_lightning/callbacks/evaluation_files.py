@@ -41,7 +41,13 @@ class EvaluationFiles(Callback):
         Console().print(table)
 
     def on_predict_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
     ) -> None:
         """Write the transcripts of a batch, one file each."""
         folder = self._place(trainer) / "transcripts"

@@ -27,6 +27,7 @@ class Controls(Protocol):
     entropy_coef: float
     stage: Stage | None
     rehearsal: tuple[Stage, ...]
+    stages: tuple[Stage, ...]
 
 
 class CreditTable(Protocol):

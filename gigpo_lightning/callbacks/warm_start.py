@@ -37,7 +37,12 @@ class WarmStart(Callback):
     """
 
     def __init__(
-        self, episodes: int = 256, stages: int | None = None, epochs: int = 4, batch_episodes: int = 32, lr: float = 1e-3
+        self,
+        episodes: int = 256,
+        stages: int | None = None,
+        epochs: int = 4,
+        batch_episodes: int = 32,
+        lr: float = 1e-3,
     ):
         for name, value in (("episodes", episodes), ("epochs", epochs), ("batch_episodes", batch_episodes)):
             if value < 1:
@@ -87,9 +92,7 @@ class WarmStart(Callback):
             raise ValueError("WarmStart: the expert won no training task within the turn limits; leave WarmStart out")
         return shown
 
-    def imitate(
-        self, policy: BasePolicy, shown: list[tuple[Segment, ...]], max_tokens: int, seed: int
-    ) -> list[float]:
+    def imitate(self, policy: BasePolicy, shown: list[tuple[Segment, ...]], max_tokens: int, seed: int) -> list[float]:
         """Minimise −log p of the expert's choices; returns the mean loss of every epoch, in nats per choice."""
         optimizer = torch.optim.AdamW(policy.parameters(), lr=self.lr, weight_decay=0.0)
         device = next(policy.parameters()).device

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from gigpo_lightning.batch import MicroBatch
 from gigpo_lightning.envs.base import TaskSet
-from gigpo_lightning.functional.logprobs import constrained_logprobs
+from gigpo_lightning.functional.logprobs import constrained_logprobs, constrained_logprobs_from_hidden
 from gigpo_lightning.policy.ragged import KVCache, PackedRows, run_ragged
 
 
@@ -92,7 +92,10 @@ class BasePolicy(nn.Module, ABC):
         packed = PackedRows.from_lengths(batch.lengths, batch.token_ids.device)
         hidden = run_ragged(self.model, batch.token_ids, packed.position, packed)
         # The token at position i was chosen from the state after position i − 1.
-        logits = self.logits(hidden[batch.chosen - 1])
-        return constrained_logprobs(
-            logits, batch.token_ids[batch.chosen], batch.allowed_ids, batch.allowed_counts, temperature
+        before, ids = hidden[batch.chosen - 1], batch.token_ids[batch.chosen]
+        if batch.allowed_counts is None:
+            return constrained_logprobs(self.logits(before), ids, temperature=temperature)
+        head = self.model.get_output_embeddings()
+        return constrained_logprobs_from_hidden(
+            before, head.weight, ids, batch.allowed_ids, batch.allowed_counts, temperature, head.bias
         )

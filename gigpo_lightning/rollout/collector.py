@@ -121,7 +121,7 @@ class Collector:
                     del live[row.slot]
                     free.append(row.slot)
                     if row.end is EndReason.ERROR:
-                        self._note_error(row.state.error)
+                        self._note_error(row.state)
                         queue.appendleft((row.job_index, row.job))
                     else:
                         yield row.job_index, self._finish(row)
@@ -145,7 +145,7 @@ class Collector:
             if state.error is not None:
                 free.append(slot)
                 queue.appendleft((index, job))
-                self._note_error(state.error)
+                self._note_error(state)
                 continue
             context = EpisodeContext(self._policy.prompt, self._rule, state.instruction, state.observation)
             if context.room < self._max_action_tokens:
@@ -235,10 +235,13 @@ class Collector:
         segments = row.context.segments()
         return Episode(job.task.id, instruction, tuple(row.turns), segments, row.end, row.won)
 
-    def _note_error(self, error: str | None) -> None:
-        self.stats.env_errors.append(error or "unknown failure")
+    def _note_error(self, state: EnvState) -> None:
+        """Count a failure; episodes that only lost their worker to another slot's failure are played again uncounted."""
+        if state.lost:
+            return
+        self.stats.env_errors.append(state.error or "unknown failure")
         if len(self.stats.env_errors) > self._max_env_errors:
             raise RuntimeError(
                 f"the environments failed {len(self.stats.env_errors)} times in one collection "
-                f"(max_env_errors={self._max_env_errors}); the last failure: {error}"
+                f"(max_env_errors={self._max_env_errors}); the last failure: {state.error}"
             )

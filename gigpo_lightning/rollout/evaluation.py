@@ -88,7 +88,7 @@ def outcomes(jobs: Sequence[EpisodeJob], episodes: Sequence[Episode]) -> list[Ou
 
 
 def plan(
-    rule: EvaluationRule, stage: Stage, tasks: TaskSet, *, split: str, count: int, seeds: int, greedy: bool
+    rule: EvaluationRule, stage: Stage, tasks: TaskSet, split: str, count: int, seeds: int, *, greedy: bool
 ) -> list[EvaluationBatch]:
     """The first `count` tasks of a split, sampled with `seeds` seeds each (0: not at all), and greedily if asked."""
     chosen = [tasks.get(split, index) for index in range(min(count, tasks.len(split)))]

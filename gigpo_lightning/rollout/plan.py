@@ -57,7 +57,9 @@ def plan_iteration(
     return jobs
 
 
-def plan_rows(rows: int, minibatches: int, *, seed: int, rank: int, iteration: int, pass_index: int) -> list[np.ndarray]:
+def plan_rows(
+    rows: int, minibatches: int, *, seed: int, rank: int, iteration: int, pass_index: int
+) -> list[np.ndarray]:
     """The rows of each minibatch of one pass: every row once, in random order, parts as equal as can be."""
     order = generator(_ROWS, seed, rank, iteration, pass_index).permutation(rows)
     return list(np.array_split(order, minibatches))

@@ -117,7 +117,9 @@ class RolloutWriter:
             rows.append(row)
         return rows
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._writer.close()
         self._sink.close()
         if kind is None:
@@ -135,7 +137,9 @@ class RolloutStore:
         self.table = table.combine_chunks() if table.num_rows else table
         self.token_counts = _lengths(self._list("token_ids"))
         masks = self._list("response_mask")
-        chosen = np.add.reduceat(masks.flatten().to_numpy(zero_copy_only=False), masks.offsets.to_numpy()[:-1], dtype=int)
+        chosen = np.add.reduceat(
+            masks.flatten().to_numpy(zero_copy_only=False), masks.offsets.to_numpy()[:-1], dtype=int
+        )
         self.chosen_counts = np.where(self.token_counts > 0, chosen, 0)
 
     def __len__(self) -> int:

@@ -9,8 +9,7 @@ from random import Random
 from typing import Any
 
 from gigpo_lightning.envs.alfworld.env import AlfworldEnv
-from gigpo_lightning.envs.alfworld.experts import Explorer
-from gigpo_lightning.envs.alfworld.experts import measure
+from gigpo_lightning.envs.alfworld.experts import Explorer, measure
 from gigpo_lightning.envs.alfworld.game import GameData, load_game
 from gigpo_lightning.envs.alfworld.generator import Generated, generate
 from gigpo_lightning.envs.alfworld.knobs import Knobs, inside
