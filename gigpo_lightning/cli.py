@@ -16,13 +16,14 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 # Imported for their names: a class that is loaded can be written in YAML without its module.
-import gigpo_lightning.callbacks
 import gigpo_lightning.envs.alfworld.tasks
 import gigpo_lightning.policy.scratch  # noqa: F401
+from gigpo_lightning.callbacks import EvaluationFiles
 from gigpo_lightning.cli_config import resolve_configs, run_name, saved_config
 from gigpo_lightning.cli_errors import fail, option_message, show_traceback
 from gigpo_lightning.cli_faults import Constructors, is_bad_input, message
 from gigpo_lightning.cli_place import Place, place_run
+from gigpo_lightning.cli_quiet import quieten
 from gigpo_lightning.datamodule import RolloutDataModule
 from gigpo_lightning.envs.base import TaskSet
 from gigpo_lightning.module import GiGPOModule
@@ -36,6 +37,7 @@ def run(command: str, args: Sequence[str]) -> None:
         command: `fit`, `validate`, `test` or `predict`.
         args: The rest of the command line.
     """
+    quieten()
     GiGPOCLI(command, args)
 
 
@@ -62,6 +64,7 @@ class GiGPOCLI(LightningCLI):
         self.command, self.args = command, list(args)
         self.place: Place | None = None
         self.begun = _Begun()
+        self.files = EvaluationFiles()
         self.constructors = Constructors()
         try:
             self.args, self.config_paths = resolve_configs(self.args)
@@ -132,6 +135,11 @@ class GiGPOCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """The trainer, writing into the run's folder."""
         assert self.place is not None
+        listed = self._get(self.config_init, "trainer").get("callbacks") or []
+        listed = listed if isinstance(listed, list) else [listed]
+        self.files = next((callback for callback in listed if isinstance(callback, EvaluationFiles)), self.files)
+        if self.files not in listed:
+            self.trainer_defaults["callbacks"].append(self.files)
         folder = self.place.folder.path
         if self._get(self.config_init, "trainer").get("logger") in (None, True):
             logger = TensorBoardLogger(folder.parent, name="", version=folder.name, default_hp_metric=False)
@@ -150,8 +158,19 @@ class GiGPOCLI(LightningCLI):
         if self.trainer.is_global_zero:  # the last lines of the run, so that they are found
             print(f"checkpoint:  {path or 'none was written'}")
             print(f"TensorBoard: tensorboard --logdir {self.place.folder.path}")
-            results = self.place.folder.path / "results.json"
-            print(f"results:     {results if results.exists() else 'none were written'}")
+            print(f"results:     {self.files.results or 'none were written'}")
+
+    def after_test(self) -> None:
+        """Say where the results are."""
+        if self.files.results is not None:
+            print(f"results:     {self.files.results}")
+
+    after_validate = after_test
+
+    def after_predict(self) -> None:
+        """Say where the transcripts are."""
+        if self.files.transcripts:
+            print(f"transcripts: {len(self.files.transcripts)} in {self.files.transcripts[0].parent}")
 
     # -- errors --------------------------------------------------------------------------------------------------------
 

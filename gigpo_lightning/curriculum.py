@@ -125,6 +125,22 @@ def load_stages(path_or_name: str | Path) -> tuple[Stage, ...]:
     return _build(path, root, data)
 
 
+def stage_named(stages: Sequence[Stage], name: str, option: str) -> Stage:
+    """The stage of that name.
+
+    Raises:
+        ValueError: There is none; the message begins with `option`.
+    """
+    names = [stage.name for stage in stages]
+    if name in names:
+        return stages[names.index(name)]
+    close = difflib.get_close_matches(name, names, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    raise ValueError(
+        f"{option}: there is no stage {name!r}{hint} (stages: {', '.join(names) or 'none, no curriculum runs'})"
+    )
+
+
 def _build(path: Path, root: yaml.Node | None, data: Any) -> tuple[Stage, ...]:
     """Stages from the parsed file; `root` is the same content with line numbers."""
     line = root.start_mark.line + 1 if root is not None else 1

@@ -1,7 +1,7 @@
 """Rollouts as training data: collects once per iteration, credits, and yields the minibatches of its updates.
 
-One Lightning epoch is one iteration. Callbacks steer through `controls` and read `report`; what happens inside an episode
-is the collector's, what a turn deserves is `credit`'s, and the loss is the module's.
+One Lightning epoch is one iteration. Callbacks steer through `controls` and read `report`; what happens inside an
+episode is the collector's, what a turn deserves is `credit`'s, and the loss is the module's.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-from torch.utils.data import DataLoader, IterableDataset
+from lightning.pytorch.trainer.states import TrainerFn
+from torch.utils.data import DataLoader
 
 from gigpo_lightning.batch import Minibatch
-from gigpo_lightning.curriculum import Stage
+from gigpo_lightning.curriculum import Stage, stage_named
 from gigpo_lightning.envs.base import TaskSet
 from gigpo_lightning.policy.base import BasePolicy
 from gigpo_lightning.rollout.collection import CreditRule
@@ -22,10 +23,14 @@ from gigpo_lightning.rollout.collector import Collector, EpisodeJob
 from gigpo_lightning.rollout.context import SegmentRule
 from gigpo_lightning.rollout.evaluation import EvaluationBatch, EvaluationRule, plan
 from gigpo_lightning.rollout.iteration import Controls, IterationSpec, minibatches_of, rollout_path, run_iteration
+from gigpo_lightning.rollout.loaders import Evaluations, Iterations
 from gigpo_lightning.rollout.pool import EnvPool, InProcessPool
 from gigpo_lightning.rollout.report import RolloutReport
 from gigpo_lightning.rollout.workers import WorkerPool
 from gigpo_lightning.trajectory import Episode
+
+# Frozen, so that all datamodules may share them as defaults.
+_CREDIT, _SEGMENTS, _EVALUATION = CreditRule(), SegmentRule(), EvaluationRule()
 
 
 class RolloutDataModule(pl.LightningDataModule):
@@ -49,8 +54,8 @@ class RolloutDataModule(pl.LightningDataModule):
         constrain: Sample among the admissible actions only, where the world lists them.
         max_action_tokens: Longest free answer, in tokens.
         max_env_errors: Environment failures in one collection after which the run stops.
-        env_workers: Processes that the environments are spread over; 0 plays them in this one, the faster way where steps
-            are as quick as those of native ALFWorld.
+        env_workers: Processes that the environments are spread over; 0 plays them in this one, the faster way where
+            steps are as quick as those of native ALFWorld.
         env_deadline_s: Seconds that one reset or step may take in a worker process before it is killed and replaced.
         rollout_dir: Folder of the rollout files; null for `rollouts` in the run's folder.
         keep_rollouts: Rollout files that are kept, at least 1.
@@ -70,9 +75,9 @@ class RolloutDataModule(pl.LightningDataModule):
         temperature: float = 1.0,
         entropy_coef: float = 0.0,
         max_turns: int = 50,
-        credit: CreditRule = CreditRule(),
-        segments: SegmentRule = SegmentRule(),
-        evaluation: EvaluationRule = EvaluationRule(),
+        credit: CreditRule = _CREDIT,
+        segments: SegmentRule = _SEGMENTS,
+        evaluation: EvaluationRule = _EVALUATION,
         rows: int = 128,
         constrain: bool = True,
         max_action_tokens: int = 16,
@@ -93,11 +98,16 @@ class RolloutDataModule(pl.LightningDataModule):
             "max_turns": (max_turns, 1),
             "rows": (rows, 1),
             "keep_rollouts": (keep_rollouts, 1),
+            "max_action_tokens": (max_action_tokens, 1),
+            "max_env_errors": (max_env_errors, 0),
             "env_workers": (env_workers, 0),
+            "transcripts": (transcripts, 0),
         }
         for name, (value, least) in at_least.items():
             if value < least:
                 raise ValueError(f"data.{name}={value}: must be at least {least}")
+        if not 0.0 <= entropy_coef < float("inf"):
+            raise ValueError(f"data.entropy_coef={entropy_coef}: must be at least 0; 0 is off, 0.01 a usual value")
         if members < 2:
             raise ValueError(f"data.members={members}: a group needs at least 2 episodes to compare, 8 is usual")
         if not 0.0 <= lam <= 1.0:
@@ -120,6 +130,7 @@ class RolloutDataModule(pl.LightningDataModule):
         self.transcripts = transcripts
         self.controls = Controls(lam, temperature, entropy_coef)
         self.iteration = 0
+        self._reached: str | None = None  # the stage of the restored checkpoint
         self.report = RolloutReport()
         self._narrowed: dict[str, TaskSet] = {}
         self._pool: EnvPool | None = None
@@ -128,15 +139,18 @@ class RolloutDataModule(pl.LightningDataModule):
     # -- state ---------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        return {"iteration": self.iteration, "seed": self.seed}
+        stage = self.controls.stage.name if self.controls.stage else None
+        return {"iteration": self.iteration, "seed": self.seed, "stage": stage}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if state_dict["seed"] != self.seed:
+        fitting = self.trainer is None or self.trainer.state.fn == TrainerFn.FITTING
+        if fitting and state_dict["seed"] != self.seed:
             raise ValueError(
-                f"data.seed={self.seed}, but the checkpoint was made with seed {state_dict['seed']}: a resumed run must "
-                "keep its seed"
+                f"data.seed={self.seed}, but the checkpoint was made with seed {state_dict['seed']}: a resumed run "
+                "must keep its seed"
             )
         self.iteration = int(state_dict["iteration"])
+        self._reached = state_dict["stage"]
 
     # -- tasks ---------------------------------------------------------------------------------------------------------
 
@@ -156,8 +170,13 @@ class RolloutDataModule(pl.LightningDataModule):
 
     @property
     def stage(self) -> Stage:
-        """The stage being played; all tasks where no curriculum runs."""
-        return self.controls.stage or Stage(name="all", max_turns=self.max_turns)
+        """The stage being played: the curriculum's, else the one that the checkpoint had reached, else all tasks."""
+        if self.controls.stage is not None:
+            return self.controls.stage
+        stages = self.controls.stages
+        if stages and self._reached is not None:
+            return stage_named(stages, self._reached, "the checkpoint is of another curriculum")
+        return stages[0] if stages else Stage(name="all", max_turns=self.max_turns)
 
     # -- collection ----------------------------------------------------------------------------------------------------
 
@@ -222,7 +241,8 @@ class RolloutDataModule(pl.LightningDataModule):
     # -- loaders -------------------------------------------------------------------------------------------------------
 
     def train_dataloader(self) -> DataLoader[Minibatch]:
-        return DataLoader(_Iterations(self.collect, self.passes * self.minibatches), batch_size=None)
+        self.evaluation.check(self.controls.stages, self.tasks.splits)  # not only after the training
+        return DataLoader(Iterations(self.collect, self.passes * self.minibatches), batch_size=None)
 
     def val_dataloader(self) -> DataLoader[EvaluationBatch]:
         return self._evaluation_loader(self._validation)
@@ -234,7 +254,8 @@ class RolloutDataModule(pl.LightningDataModule):
         return self._evaluation_loader(self._prediction)
 
     def _evaluation_loader(self, batches: Callable[[], Iterator[EvaluationBatch]]) -> DataLoader[EvaluationBatch]:
-        return DataLoader(_Evaluations(batches), batch_size=None)
+        self.evaluation.check(self.controls.stages, self.tasks.splits)
+        return DataLoader(Evaluations(batches), batch_size=None)
 
     def _validation(self) -> Iterator[EvaluationBatch]:
         """Unseen tasks of the first stage, to see the whole run on one scale, and of the present one."""
@@ -244,13 +265,14 @@ class RolloutDataModule(pl.LightningDataModule):
 
     def _test(self) -> Iterator[EvaluationBatch]:
         rule = self.evaluation
-        for stage in self.controls.stages or (self.stage,):
+        for stage in rule.test_stages(self.controls.stages) or (self.stage,):
             for split in rule.splits:
                 yield from plan(rule, stage, self.stage_tasks(stage), split, rule.tasks, rule.seeds, greedy=rule.greedy)
 
     def _prediction(self) -> Iterator[EvaluationBatch]:
         rule = self.evaluation
-        stage = self.stage
+        named = rule.predict_stage
+        stage = self.stage if named is None else stage_named(self.controls.stages, named, "evaluation.predict_stage")
         yield from plan(rule, stage, self.stage_tasks(stage), "unseen", rule.predict_tasks, 1, greedy=False)
 
     def teardown(self, stage: str) -> None:
@@ -260,26 +282,3 @@ class RolloutDataModule(pl.LightningDataModule):
 
     def on_exception(self, exception: BaseException) -> None:
         self.teardown("exception")  # Lightning itself tears down only what ends well
-
-
-class _Iterations(IterableDataset[Minibatch]):
-    """One pass over it is one iteration. It has a length, without which Lightning would prefetch a stale batch."""
-
-    def __init__(self, collect: Callable[[], Iterator[Minibatch]], minibatches: int):
-        self._collect, self._minibatches = collect, minibatches
-
-    def __len__(self) -> int:
-        return self._minibatches
-
-    def __iter__(self) -> Iterator[Minibatch]:
-        return self._collect()
-
-
-class _Evaluations(IterableDataset[EvaluationBatch]):
-    """Made anew for every evaluation, as the stage moves."""
-
-    def __init__(self, batches: Callable[[], Iterator[EvaluationBatch]]):
-        self._batches = batches
-
-    def __iter__(self) -> Iterator[EvaluationBatch]:
-        return self._batches()

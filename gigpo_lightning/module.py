@@ -13,6 +13,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -27,6 +28,7 @@ from gigpo_lightning.functional.losses import (
     token_weights,
 )
 from gigpo_lightning.policy.base import BasePolicy
+from gigpo_lightning.rollout.collector import EpisodeJob
 from gigpo_lightning.rollout.evaluation import EvaluationBatch, outcomes, summarise
 from gigpo_lightning.rollout.transcript import transcript
 
@@ -77,6 +79,12 @@ class GiGPOModule(pl.LightningModule):
             raise ValueError(f"model.kl_coef={kl_coef}: must be at least 0")
         if aggregation not in AGGREGATIONS:
             raise ValueError(f"model.aggregation={aggregation!r}: choose one of {', '.join(AGGREGATIONS)}")
+        constant = aggregation == "constant"
+        if constant != (constant_tokens is not None) or (constant_tokens is not None and constant_tokens <= 0):
+            raise ValueError(
+                f"model.constant_tokens={constant_tokens} with aggregation={aggregation!r}: `constant`, and only that, "
+                "needs a positive number of tokens; turns of a minibatch × longest answer is a good value"
+            )
         if gradient_clip is not None and gradient_clip <= 0:
             raise ValueError(f"model.gradient_clip={gradient_clip}: must be positive, or null for no clipping")
         if max_bad_updates < 1:
@@ -94,8 +102,14 @@ class GiGPOModule(pl.LightningModule):
 
     def configure_model(self) -> None:
         self.policy.prepare(self.trainer.datamodule.tasks)  # type: ignore[attr-defined]
-        if self.kl_coef > 0 and self.reference is None:
+        fitting = self.trainer.state.fn == TrainerFn.FITTING
+        if fitting and self.kl_coef > 0 and self.reference is None:
             self.reference = copy.deepcopy(self.policy).requires_grad_(False).eval()
+
+    def renew_reference(self) -> None:
+        """Take the present policy as the reference: reinforcement starts here."""
+        if self.reference is not None:
+            self.reference.load_state_dict(self.policy.state_dict())
 
     def configure_optimizers(self) -> Any:
         optimizer = self._optimizer(self.policy.parameters())
@@ -117,7 +131,7 @@ class GiGPOModule(pl.LightningModule):
             optimizer.step()
             scheduler = self.lr_schedulers()
             if scheduler is not None and not isinstance(scheduler, list):
-                scheduler.step()  # type: ignore[call-arg]
+                scheduler.step()
         else:
             optimizer.zero_grad()
         # The views log these under the iteration; the logger would put them under the optimiser step.
@@ -135,7 +149,7 @@ class GiGPOModule(pl.LightningModule):
         # Gradients are averaged over processes, so the denominator is the mean over processes, too.
         denominator = float(self.trainer.strategy.reduce(torch.tensor(float(own)), reduce_op="mean"))
         if self.aggregation == "constant":
-            denominator = float(self.constant_tokens or 1.0)
+            denominator = float(self.constant_tokens or 1.0)  # the whole minibatch's, not one per micro-batch
         sums: dict[str, Tensor] = {}
         tokens = sum(len(m.chosen) for m in batch.micro_batches)
         for micro, weight in zip(batch.micro_batches, weights, strict=True):
@@ -164,7 +178,7 @@ class GiGPOModule(pl.LightningModule):
         """The part of the minibatch's loss that this micro-batch holds."""
         mask = torch.ones_like(micro.old_logprobs, dtype=torch.bool)
         logprobs, entropy = self.policy.chosen_logprobs(micro, temperature)
-        share = {"denominator": denominator, "weights": weights}
+        share: dict[str, Any] = {"denominator": denominator, "weights": weights}
         policy = policy_loss(
             logprobs,
             micro.old_logprobs,
@@ -196,14 +210,19 @@ class GiGPOModule(pl.LightningModule):
         if self._bad_updates >= self.max_bad_updates:
             last = getattr(self.trainer.checkpoint_callback, "last_model_path", "") or "none was written"
             raise RuntimeError(
-                f"{self._bad_updates} updates in a row were not finite (max_bad_updates={self.max_bad_updates}): lower the "
-                f"learning rate or gradient_clip; the last good checkpoint: {last}"
+                f"{self._bad_updates} updates in a row were not finite (max_bad_updates={self.max_bad_updates}): lower "
+                f"the learning rate or gradient_clip; the last good checkpoint: {last}"
             )
         for name in [n for n, v in figures.items() if not v.isfinite()]:
             del figures[name]
         return good
 
     # -- evaluation ----------------------------------------------------------------------------------------------------
+
+    def on_validation_start(self) -> None:
+        self.results = []
+
+    on_test_start = on_validation_start
 
     def validation_step(self, batch: EvaluationBatch, batch_idx: int) -> None:
         row = self._evaluate(batch)
@@ -212,28 +231,30 @@ class GiGPOModule(pl.LightningModule):
 
     def test_step(self, batch: EvaluationBatch, batch_idx: int) -> None:
         row = self._evaluate(batch)
-        self.results.append(row)
         name = f"test/{batch.stage}/{batch.split}/{batch.mode}"
         self.log(f"{name}/success", row["success"], batch_size=1, logger=False)
 
     def predict_step(self, batch: EvaluationBatch, batch_idx: int) -> list[str]:
         """Transcripts of the played episodes."""
-        episodes = self.trainer.datamodule.play(list(batch.jobs), batch.temperature)  # type: ignore[attr-defined]
+        jobs = self._share(batch)
+        episodes = self.trainer.datamodule.play(jobs, batch.temperature)  # type: ignore[attr-defined]
         return [transcript(episode) for episode in episodes]
 
-    def on_test_start(self) -> None:
-        self.results = []
-
     def _evaluate(self, batch: EvaluationBatch) -> dict[str, Any]:
-        """Play the batch, each process its share; the row over all processes."""
-        rank, world = self.global_rank, self.trainer.world_size
-        jobs = list(batch.jobs[rank::world])
+        """Play the batch, each process its share; adds the row over all processes to `results`."""
+        jobs, world = self._share(batch), self.trainer.world_size
         played = outcomes(jobs, self.trainer.datamodule.play(jobs, batch.temperature))  # type: ignore[attr-defined]
         if world > 1:
             parts: list[Any] = [None] * world
             torch.distributed.all_gather_object(parts, played)
             played = [outcome for part in parts for outcome in part]
-        return summarise(batch, played)
+        row = summarise(batch, played)
+        self.results.append(row)
+        return row
+
+    def _share(self, batch: EvaluationBatch) -> list[EpisodeJob]:
+        """The jobs that this process plays."""
+        return list(batch.jobs[self.global_rank :: self.trainer.world_size])
 
     # -- checkpoint ----------------------------------------------------------------------------------------------------
 
@@ -249,3 +270,16 @@ class GiGPOModule(pl.LightningModule):
         ]
         if different:
             raise ValueError("the checkpoint is of another policy: " + "; ".join(different))
+        self._settle_reference(checkpoint["state_dict"])
+
+    def _settle_reference(self, weights: dict[str, Any]) -> None:
+        """Evaluations need no reference; a fit goes on with the one of the checkpoint."""
+        saved = [name for name in weights if name.startswith("reference.")]
+        if self.trainer.state.fn == TrainerFn.FITTING and bool(saved) != (self.reference is not None):
+            raise ValueError(
+                f"model.kl_coef={self.kl_coef}, but the checkpoint holds {'a' if saved else 'no'} reference policy: "
+                f"resume with {'a positive kl_coef' if saved else 'kl_coef 0'}, or start without ckpt_path"
+            )
+        if self.reference is None:
+            for name in saved:
+                del weights[name]

@@ -38,21 +38,23 @@ def shipped_files(kind: str) -> list[str]:
 def find_file(kind: str, name: str) -> Path:
     """The file a user means by `name`: in the working folder first, then among the shipped ones.
 
-    Both are tried with and without `.yaml`.
+    Both are tried with and without `.yaml`. `curricula/alfworld` is the shipped `alfworld`, too: that name is never
+    mistaken for a configuration `alfworld.yaml` in the working folder.
 
     Args:
         kind: `configs` or `curricula`.
-        name: A path, or the name of a shipped file.
+        name: A path, or the name of a shipped file with or without `kind/` before it.
 
     Raises:
         ValueError: There is no such file; the message lists the shipped ones and the likely one.
     """
     names = [name] if name.endswith((".yaml", ".yml", ".json")) else [name, f"{name}.yaml"]
-    for folder in (Path(), shipped_dir(kind)):
-        for candidate in names:
+    shipped_names = [candidate.removeprefix(f"{kind}/") for candidate in names]
+    for folder, candidates in ((Path(), names), (shipped_dir(kind), shipped_names)):
+        for candidate in candidates:
             if (folder / candidate).is_file():
                 return folder / candidate
     shipped = shipped_files(kind)
-    close = difflib.get_close_matches(names[-1], shipped, n=1)
+    close = difflib.get_close_matches(shipped_names[-1], shipped, n=1)
     hint = f"; did you mean {close[0]}?" if close else ""
     raise ValueError(f"{name}: no such file in {Path.cwd()} nor among the shipped {kind}{hint} ({', '.join(shipped)})")

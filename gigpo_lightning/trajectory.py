@@ -1,4 +1,4 @@
-"""The records of what happened: turns, episodes, groups. Frozen, plain, and without any knowledge of how they were made."""
+"""The records of what happened: turns, episodes, groups. Frozen, plain, without knowledge of how they were made."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class Turn:
 class Segment:
     """Consecutive turns of one episode that share one token sequence: one training row.
 
-    All lists have the length of `token_ids`. `response_mask` is True where the policy chose the token among at least two
-    allowed ones; `turn_index` is the turn within the episode, -1 in the header; `logprobs` is 0 where the mask is False.
-    `allowed_ids` concatenates the allowed token ids of the masked positions in order, `allowed_counts` their numbers
-    (both empty when decoding was unconstrained).
+    All lists have the length of `token_ids`. `response_mask` is True where the policy chose the token among at least
+    two allowed ones; `turn_index` is the turn within the episode, -1 in the header; `logprobs` is 0 where the mask is
+    False. `allowed_ids` concatenates the allowed token ids of the masked positions in order, `allowed_counts` their
+    numbers (both empty when decoding was unconstrained).
     """
 
     token_ids: list[int]

@@ -78,6 +78,14 @@ def test_shipped_files_are_found_in_subfolders(own_folder: Path, monkeypatch: py
     assert find_file("configs", "policy/small") == package / "configs" / "policy" / "small.yaml"
 
 
+def test_a_curriculum_is_not_mistaken_for_a_configuration_of_its_name(own_folder: Path) -> None:
+    Path("alfworld.yaml").write_text("seed_everything: 3\n")  # a copy of the configuration, to change it
+    assert find_file("curricula", "curricula/alfworld.yaml") == shipped_dir("curricula") / "alfworld.yaml"
+    Path("curricula").mkdir()
+    Path("curricula/alfworld.yaml").write_text("stages: []\n")
+    assert find_file("curricula", "curricula/alfworld") == Path("curricula/alfworld.yaml")
+
+
 def test_folders_beside_an_installed_package_are_not_taken_for_ours(
     own_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

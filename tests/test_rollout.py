@@ -32,7 +32,7 @@ def play(
 
 
 def rescore(policy: ScratchPolicy, segment: Segment, temperature: float) -> list[float]:
-    """Log-probs of the chosen tokens by transformers' own forward pass: an oracle that shares no code with the sampler."""
+    """Log-probs of the chosen tokens by transformers' own forward pass, which shares no code with the sampler."""
     model = policy.model
     model.set_attn_implementation("eager")
     with torch.no_grad():

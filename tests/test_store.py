@@ -32,7 +32,7 @@ def policy() -> ScratchPolicy:
 def play_groups(policy: ScratchPolicy, turns: int | None, groups: int = 3, members: int = 4) -> list[Group]:
     collector = Collector(policy, InProcessPool(BoxEnv), SegmentRule(turns=turns, max_tokens=200), rows=8)
     jobs = [EpisodeJob(TASKS.get("train", g), 4, (g, m)) for g in range(groups) for m in range(members)]
-    episodes = dict(collector.run(jobs, 1.0))
+    episodes = dict(collector.run(jobs, 3.0))  # hot: all kinds of episodes, whatever the initial weights
     return [
         Group(f"train-{g}", "take", tuple(episodes[g * members + m] for m in range(members))) for g in range(groups)
     ]
@@ -88,9 +88,14 @@ def test_the_file_is_readable_as_a_stream_and_by_turn(policy: ScratchPolicy, tmp
 
 def test_a_failed_write_leaves_nothing(policy: ScratchPolicy, tmp_path: Path) -> None:
     groups = play_groups(policy, None)
-    with pytest.raises(OSError, match="no space"), RolloutWriter(tmp_path / "rollouts.arrow") as writer:
-        writer.write(groups, ["a"] * 3, CreditRule().credit(groups, 0.8))
-        raise OSError("no space")
+
+    def write_and_fail() -> None:
+        with RolloutWriter(tmp_path / "rollouts.arrow") as writer:
+            writer.write(groups, ["a"] * 3, CreditRule().credit(groups, 0.8))
+            raise OSError("no space")
+
+    with pytest.raises(OSError, match="no space"):
+        write_and_fail()
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,4 +1,4 @@
-"""A world of one's own in a few lines: boxes, one of which holds the wanted thing. For tests of what plays and trains."""
+"""A world of one's own in a few lines: boxes, one of which holds the wanted thing. For tests that play and train."""
 
 from __future__ import annotations
 
@@ -47,6 +47,18 @@ class BoxEnv(TextEnv):
         self.open = snapshot
 
 
+class BoxExpert:
+    """Opens one box after the other until the wanted thing turns up."""
+
+    def act(self, observation: Observation, admissible: Sequence[str]) -> str:
+        if observation.instruction:
+            self.wanted, self.opened = observation.instruction.split()[-1], 0
+        if f"a {self.wanted} ." in observation.text:
+            return f"take the {self.wanted}"
+        self.opened += 1
+        return f"open box {self.opened}"
+
+
 @dataclass(frozen=True)
 class BoxTasks(TaskSet):
     """`boxes` boxes with things in them, one of them wanted."""
@@ -75,6 +87,9 @@ class BoxTasks(TaskSet):
 
     def make_env(self) -> TextEnv:
         return BoxEnv()
+
+    def make_expert(self) -> BoxExpert:
+        return BoxExpert()
 
     def vocabulary(self) -> Sequence[str]:
         words = ["you", "see", "box", "in", "it", "is", "a", "nothing", "happens", "done", "take", "the", "open"]

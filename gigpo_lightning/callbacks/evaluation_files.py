@@ -1,14 +1,17 @@
-"""What an evaluation leaves behind: `results.json` after `test`, readable transcripts after `predict`."""
+"""What an evaluation leaves: `results.json` after `test` and `validate`, readable transcripts after `predict`.
+
+The command line always adds this callback; list it only to choose another folder.
+"""
 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.trainer.states import TrainerFn
 from rich.console import Console
 from rich.table import Table
 
@@ -21,20 +24,32 @@ class EvaluationFiles(Callback):
     """Write and show what `test` and `predict` found.
 
     Args:
-        folder: Where the files go; null is the run's folder.
+        folder: Where the files go; null is the trainer's `default_root_dir`.
     """
 
     def __init__(self, folder: str | None = None):
         self.folder = folder
-        self.written: list[Path] = []
+        self.results: Path | None = None
+        self.transcripts: list[Path] = []
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Nothing is written yet."""
+        self.results, self.transcripts = None, []
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write `results.json` and show its rows."""
-        if not trainer.is_global_zero:
+        self._write(trainer, pl_module)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """The same, unless the validation is part of a fit: those are points of a curve."""
+        if trainer.state.fn == TrainerFn.VALIDATING:
+            self._write(trainer, pl_module)
+
+    def _write(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        rows: list[dict[str, Any]] = getattr(pl_module, "results", [])
+        if not trainer.is_global_zero or not rows:
             return
-        rows: list[dict[str, Any]] = pl_module.results  # type: ignore[assignment]
-        path = write_json(self._place(trainer) / "results.json", describe(trainer, pl_module, rows))
-        self.written.append(path)
+        self.results = write_json(self._place(trainer) / "results.json", describe(trainer, rows))
         table = Table(*COLUMNS, title="Evaluation on fixed tasks")
         for row in results_table(rows):
             table.add_row(*row)
@@ -49,19 +64,19 @@ class EvaluationFiles(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Write the transcripts of a batch, one file each."""
+        """Write the transcripts of a batch, one file each; each process writes those that it played."""
         folder = self._place(trainer) / "transcripts"
         folder.mkdir(parents=True, exist_ok=True)
         for number, text in enumerate(outputs):
             path = folder / f"{batch.stage}-{batch.split}-{number:03d}-rank{trainer.global_rank}.txt"
             path.write_text(text + "\n", encoding="utf-8")
-            self.written.append(path)
+            self.transcripts.append(path)
 
     def _place(self, trainer: pl.Trainer) -> Path:
-        return Path(self.folder or trainer.log_dir or trainer.default_root_dir)
+        return Path(self.folder or trainer.default_root_dir)
 
 
-def describe(trainer: pl.Trainer, pl_module: pl.LightningModule, rows: list[dict[str, Any]]) -> dict[str, Any]:
+def describe(trainer: pl.Trainer, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """The content of `results.json`: what was evaluated, and the rows."""
     tasks = trainer.datamodule.tasks  # type: ignore[attr-defined]
     return {
@@ -78,5 +93,5 @@ def write_json(path: Path, content: dict[str, Any]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(partial, path)
+    partial.replace(path)
     return path

@@ -15,6 +15,7 @@ from lightning.pytorch.callbacks import Callback
 from gigpo_lightning.batch import MicroBatch, cut_by_tokens, pack
 from gigpo_lightning.curriculum import Stage
 from gigpo_lightning.datamodule import RolloutDataModule
+from gigpo_lightning.module import GiGPOModule
 from gigpo_lightning.policy.base import BasePolicy
 from gigpo_lightning.policy.generation import TrieCache
 from gigpo_lightning.rollout.demonstrations import demonstrate, pack_row
@@ -27,6 +28,8 @@ _STREAM = 11
 
 class WarmStart(Callback):
     """Imitate the expert's episodes by maximum likelihood under the same constraint as in rollouts.
+
+    The reference policy of the KL penalty, where there is one, is the imitating one.
 
     Args:
         episodes: Demonstrations, spread evenly over the stages.
@@ -68,7 +71,10 @@ class WarmStart(Callback):
         data = trainer.datamodule  # type: ignore[attr-defined]
         if not isinstance(data, RolloutDataModule):
             raise TypeError(f"WarmStart needs a RolloutDataModule; the trainer's datamodule is {type(data).__name__}")
+        if not isinstance(pl_module, GiGPOModule):
+            raise TypeError(f"WarmStart needs a GiGPOModule; the trainer's module is {type(pl_module).__name__}")
         losses = self.imitate(data.policy, self._demonstrations(data), data.max_tokens_per_batch, data.seed)
+        pl_module.renew_reference()
         rank_zero_info(f"WarmStart: {self.epochs} epochs, loss {losses[0]:.3f} → {losses[-1]:.3f}")
         self.done = True
 

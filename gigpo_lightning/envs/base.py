@@ -28,7 +28,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What the agent reads. `instruction` (the goal) comes with the first observation of an episode and is empty later."""
+    """What the agent reads. `instruction` (the goal) comes with an episode's first observation and is empty later."""
 
     text: str
     instruction: str = ""

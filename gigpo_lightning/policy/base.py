@@ -37,7 +37,7 @@ class PromptFormat(ABC):
         """The ids that open a segment, up to the place where the policy answers."""
 
     @abstractmethod
-    def continuation(self, observation: str) -> list[int]:
+    def continuation(self, instruction: str, observation: str) -> list[int]:
         """The ids between the end of one answer and the start of the next."""
 
     @abstractmethod

@@ -1,8 +1,8 @@
 """Attention over rows of unequal length, for any transformers model, without padding and without its cache classes.
 
 A model is run on one flat line of tokens; this file tells attention which row and position each token has. Two ways of
-running share it: `PackedRows` (training: every row whole) and `KVCache` (decoding: each row continues where it stopped).
-It uses transformers' public attention registry only, and knows nothing about actions, turns or sampling.
+running share it: `PackedRows` (training: every row whole) and `KVCache` (decoding: each row continues where it
+stopped). It uses transformers' public attention registry only, and knows nothing about actions, turns or sampling.
 """
 
 from __future__ import annotations
@@ -44,10 +44,14 @@ class PackedRows:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         """Causal attention inside each row. Tensors are [T, heads, head_dim]; returns the same shape as `query`."""
-        padded = [self._pad(x) for x in (query, key, value)]
         # Padding stands at the end of a row, where a causal mask already hides it from every real token.
         out = scaled_dot_product_attention(
-            *padded, is_causal=True, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
+            self._pad(query),
+            self._pad(key),
+            self._pad(value),
+            is_causal=True,
+            scale=scale,
+            enable_gqa=query.shape[1] != key.shape[1],
         )
         return out[self.row, :, self.position]
 
@@ -127,8 +131,8 @@ def _attention(
     """transformers' attention signature; tensors arrive as [1, heads, T, head_dim], rotary positions applied."""
     if ragged is None:
         raise ValueError(f"a model with attention {ATTENTION_NAME!r} is called through run_ragged() only")
-    flat = [x[0].transpose(0, 1) for x in (query, key, value)]
-    return ragged.attend(module.layer_idx, *flat, scaling)[None], None  # type: ignore[arg-type]
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    return ragged.attend(int(module.layer_idx), q, k, v, scaling)[None], None  # type: ignore[arg-type]
 
 
 AttentionInterface.register(ATTENTION_NAME, _attention)

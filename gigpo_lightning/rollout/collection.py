@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from gigpo_lightning.credit import Credit, credit_groups
 from gigpo_lightning.rollout.report import CreditTable, RolloutReport, Tally
 from gigpo_lightning.rollout.transcript import credit_notes, transcript
-from gigpo_lightning.trajectory import Group
+from gigpo_lightning.trajectory import EndReason, Episode, Group, Turn
 
 
 @dataclass(frozen=True)  # no slots: jsonargparse reads the defaults from __dict__
@@ -39,11 +39,25 @@ class CreditRule:
     invalid_penalty: float = 0.1
     penalty_in_returns: bool = False
 
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.omega < float("inf"):
+            raise ValueError(f"data.credit.omega: {self.omega} is not a number ≥ 0; 1 is the paper's value")
+        turn = Turn("", "", 0.0, "", valid=True, admissible=True, tokens=1)
+        smallest = [Group("", "", (Episode("", "", (turn,), (), EndReason.TERMINATED, won=True),))]
+        try:  # credit checks its own options: one turn shows a bad one before anything is played
+            for estimator in (self.estimator, "gigpo"):  # gigpo reads all options
+                self._credit(smallest, 1.0, estimator)
+        except ValueError as error:
+            raise ValueError(f"data.credit.{error}") from None
+
     def credit(self, groups: Sequence[Group], lam: float) -> Credit:
         """One advantage per turn of these groups, at the present λ."""
+        return self._credit(groups, lam, self.estimator)
+
+    def _credit(self, groups: Sequence[Group], lam: float, estimator: str) -> Credit:
         return credit_groups(
             groups,
-            estimator=self.estimator,
+            estimator=estimator,
             lam=lam if self.combine == "convex" else self.omega,
             gamma=self.gamma,
             norm=self.norm,

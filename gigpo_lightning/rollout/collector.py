@@ -236,7 +236,7 @@ class Collector:
         return Episode(job.task.id, instruction, tuple(row.turns), segments, row.end, row.won)
 
     def _note_error(self, state: EnvState) -> None:
-        """Count a failure; episodes that only lost their worker to another slot's failure are played again uncounted."""
+        """Count a failure; an episode that lost its worker to another slot's failure is played again uncounted."""
         if state.lost:
             return
         self.stats.env_errors.append(state.error or "unknown failure")

@@ -1,8 +1,8 @@
 """Segments: how the turns of an episode become token rows.
 
-An episode is cut into segments of at most `turns` turns and `max_tokens` tokens. A segment opens with a header (task and
-the kept turns before it) and then only grows, so that its key/value cache stays valid and what was sampled is what is
-trained on. Knows the prompt format, not the model.
+An episode is cut into segments of at most `turns` turns and `max_tokens` tokens. A segment opens with a header (task
+and the kept turns before it) and then only grows, so that its key/value cache stays valid and what was sampled is what
+is trained on. Knows the prompt format, not the model.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class EpisodeContext:
         self._observation, self._action = observation, []
         self._open.turns += 1
         self.turn += 1
-        ids = self._prompt.continuation(observation)
+        ids = self._prompt.continuation(self.instruction, observation)
         full = self._rule.turns is not None and self._open.turns >= self._rule.turns
         if full or self.tokens + len(ids) + reserve > self._rule.max_tokens:
             self._closed.append(self._open.close())

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from gigpo_lightning.curriculum import Stage
+from gigpo_lightning.curriculum import Stage, stage_named
 from gigpo_lightning.envs.base import TaskSet
 from gigpo_lightning.rollout.collector import EpisodeJob
 from gigpo_lightning.trajectory import Episode
@@ -26,6 +26,7 @@ class EvaluationRule:
     """What is played when the policy is evaluated.
 
     Args:
+        stages: Stages of the curriculum that `test` plays, by name; null for all.
         splits: Splits of the task set that `test` plays.
         tasks: Tasks per stage and split in `test`.
         seeds: Sampled episodes per task in `test`, each with a seed of its own.
@@ -33,9 +34,11 @@ class EvaluationRule:
         greedy: Whether the most likely actions are played, too.
         during_fit_tasks: Unseen tasks per stage that `validate` and the evaluations during `fit` play, once each.
         predict_tasks: Unseen tasks that `predict` plays and writes as transcripts.
+        predict_stage: Stage that they come from, by name; null for the one that the checkpoint had reached.
         seed: Seed of the sampled episodes.
     """
 
+    stages: tuple[str, ...] | None = None
     splits: tuple[str, ...] = ("seen", "unseen")
     tasks: int = 100
     seeds: int = 3
@@ -43,6 +46,7 @@ class EvaluationRule:
     greedy: bool = True
     during_fit_tasks: int = 64
     predict_tasks: int = 10
+    predict_stage: str | None = None
     seed: int = 1000
 
     def __post_init__(self) -> None:
@@ -53,6 +57,26 @@ class EvaluationRule:
             raise ValueError(f"evaluation.temperature={self.temperature}: must be positive; `greedy` plays without one")
         if not self.splits:
             raise ValueError("evaluation.splits is empty: name at least one split, e.g. [unseen]")
+        if self.stages is not None and not self.stages:
+            raise ValueError("evaluation.stages is empty: name at least one stage, or null for all")
+
+    def check(self, stages: Sequence[Stage], splits: Sequence[str]) -> None:
+        """Refuse names that the curriculum or the task set does not have.
+
+        Raises:
+            ValueError: A stage or split is unknown.
+        """
+        self.test_stages(stages)
+        if self.predict_stage is not None:
+            stage_named(stages, self.predict_stage, "evaluation.predict_stage")
+        unknown = [split for split in self.splits if split not in splits]
+        if unknown:
+            raise ValueError(f"evaluation.splits: there is no split {unknown[0]!r} (splits: {', '.join(splits)})")
+
+    def test_stages(self, stages: Sequence[Stage]) -> tuple[Stage, ...]:
+        """Those of `stages` that `test` plays, in the order asked for."""
+        names = [stage.name for stage in stages] if self.stages is None else self.stages
+        return tuple(stage_named(stages, name, "evaluation.stages") for name in names)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ Knows the collector and the rules, not Lightning: rank and number of processes c
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -171,6 +171,7 @@ def _sum_over_processes(report: RolloutReport, world: int) -> None:
     # Processes may have met different task types, so the names travel with the numbers.
     gathered: list[Any] = [None] * world
     torch.distributed.all_gather_object(gathered, dict(report.tally.sums))
-    report.tally.sums = Counter()
+    report.tally.sums = defaultdict(float)
     for sums in gathered:
-        report.tally.sums.update(sums)
+        for name, value in sums.items():
+            report.tally.sums[name] += value

@@ -1,5 +1,6 @@
-"""Which episodes an iteration plays: pure functions of (seed, rank, iteration), so that a resumed run plays the same and
-an evaluation never moves the training stream.
+"""Which episodes an iteration plays: pure functions of (seed, rank, iteration).
+
+So a resumed run plays the same, and an evaluation never moves the training stream.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -25,7 +25,7 @@ CREDIT_FIGURES = {
 class Tally:
     """Sums over episodes from which the figures of `rollout/*` and `anchors/*` follow; sums add over processes."""
 
-    sums: Counter[str] = field(default_factory=Counter)
+    sums: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def add_groups(self, groups: Sequence[Group], stages: Sequence[str], credit: Credit) -> None:
         """Count groups and their credit."""

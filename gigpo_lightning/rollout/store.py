@@ -6,7 +6,6 @@ appears under its name only when complete. Knows nothing about policies or estim
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -123,7 +122,7 @@ class RolloutWriter:
         self._writer.close()
         self._sink.close()
         if kind is None:
-            os.replace(self._partial, self.path)
+            self._partial.replace(self.path)
         else:
             self._partial.unlink(missing_ok=True)
 
