@@ -12,6 +12,8 @@ WARNINGS = (
     # Rollouts are collected in this process, so no loader worker can make the length wrong or the loading faster.
     r"Your `IterableDataset` has `__len__` defined",
     r"The '\w+' does not have many workers",
+    # The frozen reference policy is in evaluation mode on purpose.
+    r"Found \d+ module\(s\) in eval mode at the start of training",
     # TensorBoardViews logs once an iteration, whatever log_every_n_steps is.
     r"The number of training batches \(\d+\) is smaller than the logging interval",
 )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,12 +17,13 @@ import pytest
 import yaml
 from torch.utils.tensorboard import SummaryWriter
 
-from benchmarks import anchor_levels, learning_curves
+from benchmarks import anchor_levels, learning_curves, learning_views
 from gigpo_lightning import __main__
 from gigpo_lightning.curriculum import load_stages
 
 STARTED = 1_000_000.0  # seconds since the epoch
-FIRST, SECOND, THIRD = [stage.name for stage in load_stages("alfworld.yaml")][:3]
+STAGES = load_stages("alfworld.yaml")
+FIRST, SECOND, THIRD = [stage.name for stage in STAGES][:3]
 
 
 def write_run(folder: Path, variant: str, seed: int, scale: float = 1.0, exit_code: int | None = 0) -> None:
@@ -29,11 +31,11 @@ def write_run(folder: Path, variant: str, seed: int, scale: float = 1.0, exit_co
     config = {"trainer": {"callbacks": [{"class_path": "x.Curriculum", "init_args": {"curriculum": "alfworld.yaml"}}]}}
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    (folder / learning_curves.LOG_FILE).write_text("Curriculum: …\n")
+    (folder / learning_views.LOG_FILE).write_text("Curriculum: …\n")
     state: dict[str, Any] = {"variant": variant, "seed": seed, "started": STARTED}
     if exit_code is not None:
         state["exit_code"] = exit_code
-    learning_curves.write_json(folder / learning_curves.RUN_FILE, state)
+    learning_curves.write_json(folder / learning_views.RUN_FILE, state)
     with SummaryWriter(str(folder)) as writer:
         writer.add_scalar(f"val/{FIRST}/success", 0.125, 0, walltime=STARTED + 6)
         for iteration, stage in enumerate((0, 0, 1, 1), start=1):
@@ -47,7 +49,7 @@ def write_run(folder: Path, variant: str, seed: int, scale: float = 1.0, exit_co
 
 def test_a_run_is_read_in_minutes_since_its_process_was_started(tmp_path: Path) -> None:
     write_run(tmp_path / "gigpo-0", "gigpo", 0)
-    run = learning_curves.read_run(tmp_path / "gigpo-0")
+    run = learning_views.read_run(tmp_path / "gigpo-0")
     assert run["success"] == [(0.1, 0.125), (2.0, 0.875)]  # 6 s and 120 s
     assert run["stage"] == [(0.5, 0), (1.0, 0), (1.5, 1), (2.0, 1)]
     # The stage was left when its last iteration ended, not when the next one did.
@@ -59,19 +61,36 @@ def test_a_run_is_read_in_minutes_since_its_process_was_started(tmp_path: Path) 
 def test_results_and_a_passed_last_stage_are_found(tmp_path: Path) -> None:
     folder = tmp_path / "warm-1"
     write_run(folder, "warm", 1)
-    (folder / learning_curves.LOG_FILE).write_text(f"Curriculum: {THIRD}, the last stage, is passed: success 0.9\n")
+    (folder / learning_views.LOG_FILE).write_text(f"Curriculum: {THIRD}, the last stage, is passed: success 0.9\n")
     (folder / "results.json").write_text(json.dumps({"results": [{"stage": FIRST, "success": 0.5}]}))
-    run = learning_curves.read_run(folder)
+    run = learning_views.read_run(folder)
     assert run["passed"] and run["results"] == [{"stage": FIRST, "success": 0.5}]
+
+
+def test_the_final_table_gives_mean_and_range_over_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    def row(success: float, **changed: str) -> dict[str, Any]:
+        return {"stage": FIRST, "split": "unseen", "mode": "sampled", "success": success, **changed}
+
+    other = [row(0.0, split="seen"), row(0.0, mode="greedy"), row(0.0, stage="other")]
+    runs = [{"variant": "gigpo", "results": [row(value), *other]} for value in (0.5, 0.75)]
+    runs.append({"variant": "step", "results": []})
+    monkeypatch.setattr(learning_views, "explorer_success", lambda stage: 0.875)
+    table = learning_views.final_table(runs, STAGES[:1])
+    assert table.splitlines()[-1] == f"| {FIRST} | 0.62 (0.50–0.75) | – | 0.88 |"  # 0.625 and 0.875, half to even
+
+
+def test_the_explorer_is_judged_by_the_turn_limit() -> None:
+    solved = [learning_views.explorer_success(replace(STAGES[1], max_turns=turns), count=6) for turns in (1, 200)]
+    assert solved == [0.0, 1.0]  # no task takes one step; the explorer solves every generated task at length
 
 
 def test_the_mean_curve_joins_points_by_lines_or_steps_and_keeps_last_values() -> None:
     curves = [[(0.0, 0.0), (2.0, 1.0)], [(0.0, 1.0), (4.0, 0.0)]]
     grid = np.array([0.0, 1.0, 2.0, 4.0])
     # Lines: first curve 0, ½, 1, 1 (it ended at 2), second 1, ¾, ½, 0.
-    assert learning_curves.mean_curve(curves, grid).tolist() == [0.5, 0.625, 0.75, 0.5]
+    assert learning_views.mean_curve(curves, grid).tolist() == [0.5, 0.625, 0.75, 0.5]
     # Steps: first curve 0, 0, 1, 1, second 1, 1, 1, 0.
-    assert learning_curves.mean_curve(curves, grid, steps=True).tolist() == [0.5, 0.5, 1.0, 0.5]
+    assert learning_views.mean_curve(curves, grid, steps=True).tolist() == [0.5, 0.5, 1.0, 0.5]
 
 
 def test_json_table_and_picture_are_made_of_what_there_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,7 +104,7 @@ def test_json_table_and_picture_are_made_of_what_there_is(tmp_path: Path, capsys
     assert "| gigpo 1 | 0.12 | 0.88 | 4.0 | 2.0 | 4 |" in table
     picture = image.imread(tmp_path / "learning_curves.png")[..., :3]
     for variant, drawn in (("gigpo", True), ("grpo", True), ("step", False)):
-        colour = [int(learning_curves.COLOURS[variant][i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        colour = [int(learning_views.VARIANTS[variant].colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
         assert bool((abs(picture - colour) < 0.01).all(axis=-1).any()) == drawn, variant
 
 
@@ -109,11 +128,11 @@ def test_finished_runs_are_skipped_and_broken_ones_begin_again(
     assert [("--data.seed=1" in command, threads) for command, threads in started] == [(True, "3"), (False, "3")]
     assert all(command[-2:] == ["--data.groups=2", "--x"] for command, _ in started)
     assert not (tmp_path / "gigpo-1" / "config.yaml").exists()  # the killed run's files are gone
-    assert [learning_curves.read_state(tmp_path / f"gigpo-{seed}")["exit_code"] for seed in (0, 1, 2)] == [0, 0, 1]
+    assert [learning_views.read_state(tmp_path / f"gigpo-{seed}")["exit_code"] for seed in (0, 1, 2)] == [0, 0, 1]
     assert "gigpo-2: FAILED" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("variant", learning_curves.VARIANTS)
+@pytest.mark.parametrize("variant", learning_views.VARIANTS)
 def test_the_command_of_every_variant_is_accepted(
     variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -90,26 +90,29 @@ class ScratchPrompt(PromptFormat):
         return str(self.tokenizer.decode(kept))
 
 
-def start_copying(model: LlamaForCausalLM, scale: float) -> None:
-    """Add a start to the attention weights in which every head hands on what it attends to.
+def start_copying(model: LlamaForCausalLM, copy: float, recency: float) -> None:
+    """Add a start to the attention weights in which every head copies what was read last.
 
-    In each layer the value and output projections of key/value head j become scale · P_j and scale · P_jᵀ / g (g query
-    heads share it), with the P_j slices of one random orthogonal matrix. With tied embeddings a head that attends to a
-    word then raises that word's own logit, so that naming what was read needs no learning, only where to look does.
-    Source: in the spirit of mimetic initialisation (arXiv 2305.09828).
+    *Copying*: in each layer the value and output projections of key/value head j become copy · P_j and copy · P_jᵀ / g (g
+    query heads share it), with the P_j slices of one random orthogonal matrix. With tied embeddings a head that attends
+    to a word then raises that word's own logit: naming what was read needs no learning, only where to look does.
+    *Recency*: query and key biases of c give the score c² · Σ_i cos(θ_i Δ) / √d · 2 to a token Δ back, the rotary code's
+    own preference for near ones. Source: in the spirit of mimetic initialisation (arXiv 2305.09828).
     """
     config = model.config
     width, group = config.hidden_size, config.num_attention_heads // config.num_key_value_heads
     head = width // config.num_attention_heads
     with torch.no_grad():
         for layer in model.model.layers:
+            attention = layer.self_attn
             basis = torch.linalg.qr(torch.randn(width, width)).Q
-            values, outputs = layer.self_attn.v_proj.weight, layer.self_attn.o_proj.weight
             for j in range(config.num_key_value_heads):
                 part = basis[j * head : (j + 1) * head]
-                values[j * head : (j + 1) * head] += scale * part
+                attention.v_proj.weight[j * head : (j + 1) * head] += copy * part
                 for h in range(j * group, (j + 1) * group):
-                    outputs[:, h * head : (h + 1) * head] += scale * part.T / group
+                    attention.o_proj.weight[:, h * head : (h + 1) * head] += copy * part.T / group
+            attention.q_proj.bias.fill_(recency)
+            attention.k_proj.bias.fill_(recency)
 
 
 class ScratchPolicy(BasePolicy):
@@ -124,6 +127,7 @@ class ScratchPolicy(BasePolicy):
         max_positions: Longest segment in tokens.
         initializer_range: Standard deviation of the initial weights.
         copy_init: Scale of an initial attention that copies the words it attends to; 0 for none.
+        recency_init: Initial preference of attention for near tokens; 0 for none.
         repeat_instruction: Show the goal before every answer instead of once per segment.
         rope_theta: Base of the rotary position code; small bases suit short segments.
         init_seed: Seed of the initial weights.
@@ -139,6 +143,7 @@ class ScratchPolicy(BasePolicy):
         max_positions: int = 4096,
         initializer_range: float = 0.07,
         copy_init: float = 1.0,
+        recency_init: float = 1.0,
         repeat_instruction: bool = True,
         rope_theta: float = 1000.0,
         init_seed: int = 0,
@@ -160,8 +165,9 @@ class ScratchPolicy(BasePolicy):
             "intermediate_size": intermediate_size or 3 * hidden_size,
             "max_position_embeddings": max_positions,
             "initializer_range": initializer_range,
+            "attention_bias": True,
         }
-        self.copy_init = copy_init
+        self.copy_init, self.recency_init = copy_init, recency_init
         self.repeat_instruction = repeat_instruction
         self.rope_theta = rope_theta
         self.init_seed = init_seed
@@ -185,7 +191,7 @@ class ScratchPolicy(BasePolicy):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.init_seed)
             self.model = LlamaForCausalLM(config)
-            start_copying(self.model, self.copy_init)
+            start_copying(self.model, self.copy_init, self.recency_init)
         parameters = sum(p.numel() for p in self.model.parameters())
         if parameters > MAX_PARAMETERS:
             raise ValueError(f"policy has {parameters:,} parameters; a scratch policy may have {MAX_PARAMETERS:,}")

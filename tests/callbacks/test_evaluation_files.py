@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gigpo_lightning import __main__
 from gigpo_lightning.callbacks.checkpoint import IterationCheckpoint
 from gigpo_lightning.callbacks.evaluation_files import EvaluationFiles, write_json
 from tests.callbacks.tiny import fit as tiny_fit
@@ -101,3 +102,37 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     written: Any = EvaluationFiles(folder=str(tmp_path / "file"))
     with pytest.raises(OSError, match="file"):
         make_trainer(tmp_path, callbacks=[written]).test(make_module(), datamodule=make_data(), verbose=False)
+
+
+# -- from the command line ---------------------------------------------------------------------------------------------
+
+CONFIG = """
+trainer: {accelerator: cpu, enable_model_summary: false, enable_progress_bar: false, logger: false}
+data:
+  tasks: {class_path: tests.toy_world.BoxTasks}
+  evaluation: {tasks: 2, seeds: 1, greedy: false, predict_tasks: 2, splits: [seen]}
+model:
+  policy: {class_path: ScratchPolicy, init_args: {hidden_size: 16, layers: 1, heads: 2, kv_heads: 1}}
+"""
+
+
+def test_every_command_writes_and_says_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIGPO_RUN_FOLDER", "")
+    Path("boxes.yaml").write_text(CONFIG)
+    for command, line in (
+        ("test", "results:     runs/boxes/test_0/results.json"),
+        ("validate", "results:     runs/boxes/validate_0/results.json"),
+        ("predict", "transcripts: 2 in runs/boxes/predict_0/transcripts"),
+    ):
+        assert __main__.main([command, "--config=boxes.yaml"]) == 0
+        assert line in capsys.readouterr().out.splitlines()
+    # Listed by the user, it is not added a second time.
+    callback = ["--trainer.callbacks+=EvaluationFiles", "--trainer.callbacks.folder=here"]
+    assert __main__.main(["test", "--config=boxes.yaml", *callback]) == 0
+    said = capsys.readouterr().out
+    assert "results:     here/results.json" in said
+    assert said.count("Evaluation on fixed tasks") == 1
+    assert not Path("runs/boxes/test_1/results.json").exists()
