@@ -43,6 +43,8 @@ class RolloutDataModule(pl.LightningDataModule):
         passes: How often the update goes through the rollouts of an iteration.
         minibatches: Optimiser steps per pass.
         max_tokens_per_batch: Tokens of a micro-batch; gradients do not depend on it.
+        skip_zero_advantage: Leave out rows in which every advantage is 0, as in groups that all failed: they would only
+            feel the entropy bonus and the KL, at full cost. Means over tokens are then over the rows that are kept.
         lam: λ, the share of the episode advantage in [0, 1], unless a callback sets it.
         temperature: Sampling temperature, unless a callback sets it.
         entropy_coef: Weight of the entropy bonus, unless a callback sets it.
@@ -71,6 +73,7 @@ class RolloutDataModule(pl.LightningDataModule):
         passes: int = 2,
         minibatches: int = 4,
         max_tokens_per_batch: int = 8192,
+        skip_zero_advantage: bool = False,
         lam: float = 0.8,
         temperature: float = 1.0,
         entropy_coef: float = 0.0,
@@ -121,7 +124,7 @@ class RolloutDataModule(pl.LightningDataModule):
         self.tasks = tasks
         self.groups, self.members = groups, members
         self.passes, self.minibatches = passes, minibatches
-        self.max_tokens_per_batch = max_tokens_per_batch
+        self.max_tokens_per_batch, self.skip_zero_advantage = max_tokens_per_batch, skip_zero_advantage
         self.credit_rule, self.segment_rule, self.evaluation = credit, segments, evaluation
         self.max_turns, self.rows, self.constrain = max_turns, rows, constrain
         self.max_action_tokens, self.max_env_errors = max_action_tokens, max_env_errors
@@ -236,6 +239,7 @@ class RolloutDataModule(pl.LightningDataModule):
             seed=self.seed,
             rank=rank,
             iteration=iteration,
+            skip_zero_advantage=self.skip_zero_advantage,
         )
 
     # -- loaders -------------------------------------------------------------------------------------------------------

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
 import pytest
 import torch
 
@@ -14,6 +16,7 @@ from gigpo_lightning.callbacks.checkpoint import IterationCheckpoint
 from gigpo_lightning.envs.base import Observation, StepResult
 from gigpo_lightning.rollout.collection import CreditRule
 from gigpo_lightning.rollout.context import SegmentRule
+from gigpo_lightning.rollout.iteration import minibatches_of
 from gigpo_lightning.rollout.workers import WorkerPool
 from tests.toy_run import fit, make_data, make_module, make_trainer, rollouts, weights
 from tests.toy_world import BoxEnv, BoxTasks
@@ -178,3 +181,20 @@ def test_a_resumed_run_keeps_its_seed_and_an_evaluation_may_have_another(tmp_pat
 def test_a_prompt_that_leaves_no_room_is_refused_with_the_option_to_raise(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"segments.max_tokens=20 leaves no room .* raise it to at least"):
         fit(tmp_path, data={"segments": SegmentRule(max_tokens=20), "tasks": BoxTasks(3)})
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_rows_without_any_advantage_are_left_out_if_asked(skip: bool) -> None:
+    # By hand: of three one-turn rows the second has advantage 0.
+    store = SimpleNamespace(
+        chosen_counts=np.array([2, 2, 2]),
+        teaches=np.array([True, False, True]),
+        token_counts=np.array([4, 4, 4]),
+        micro_batch=tuple,
+    )
+    batches = minibatches_of(
+        store,  # type: ignore[arg-type]
+        passes=1, minibatches=1, max_tokens=99, temperature=1.0, seed=0, rank=0, iteration=0, skip_zero_advantage=skip,
+    )  # fmt: skip
+    rows = sorted(row for batch in batches for micro in batch.micro_batches for row in micro)  # type: ignore[attr-defined]
+    assert rows == ([0, 2] if skip else [0, 1, 2])

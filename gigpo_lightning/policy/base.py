@@ -73,11 +73,11 @@ class BasePolicy(nn.Module, ABC):
         weight = self.model.get_output_embeddings().weight
         return KVCache(self.model.config, rows, capacity, weight.dtype, weight.device)
 
-    def feed(self, cache: KVCache, rows: Sequence[int], token_ids: Sequence[Sequence[int]]) -> Tensor:
-        """Append tokens to rows of the cache and return the next-token logits of each, float32 [rows, vocabulary]."""
+    def feed(self, cache: KVCache, token_ids: Sequence[Sequence[int]]) -> Tensor:
+        """Append tokens to the first rows of the cache; next-token logits of each, float32 [rows, vocabulary]."""
         counts = [len(ids) for ids in token_ids]
         flat = torch.tensor([i for ids in token_ids for i in ids], device=cache.keys.device)
-        position = cache.append(rows, counts)
+        position = cache.append(counts)
         hidden = run_ragged(self.model, flat, position, cache)
         last = torch.tensor(counts, device=hidden.device).cumsum(0) - 1
         return self.logits(hidden[last])

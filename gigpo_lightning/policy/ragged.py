@@ -46,16 +46,17 @@ class PackedRows:
         """Causal attention inside each row. Tensors are [T, heads, head_dim]; returns the same shape as `query`."""
         # Padding stands at the end of a row, where a causal mask already hides it from every real token.
         out = scaled_dot_product_attention(
-            self._pad(query),
-            self._pad(key),
-            self._pad(value),
+            self.pad(query),
+            self.pad(key),
+            self.pad(value),
             is_causal=True,
             scale=scale,
             enable_gqa=query.shape[1] != key.shape[1],
         )
         return out[self.row, :, self.position]
 
-    def _pad(self, x: Tensor) -> Tensor:
+    def pad(self, x: Tensor) -> Tensor:
+        """[T, heads, head_dim] → [rows, heads, longest, head_dim], zeros at the ends."""
         padded = x.new_zeros(*self.shape, *x.shape[1:])
         padded[self.row, self.position] = x
         return padded.transpose(1, 2)
@@ -64,7 +65,8 @@ class PackedRows:
 class KVCache:
     """Preallocated keys and values for `rows` token sequences of at most `capacity` tokens.
 
-    A row is cleared by setting its length to 0; freed rows are used again, so that finished episodes leave the batch.
+    The rows in use are always the first ones, so that attention reads them in place: when one leaves, the last moves
+    into its place. A row is cleared by setting its length to 0.
     """
 
     def __init__(self, config: PretrainedConfig, rows: int, capacity: int, dtype: torch.dtype, device: torch.device):
@@ -74,48 +76,52 @@ class KVCache:
         self.values = torch.zeros(shape, dtype=dtype, device=device)
         self.lengths = [0] * rows
         self.capacity = capacity
-        self._rows = self._slot = self._batch = self._position = torch.empty(0, dtype=torch.int64)
+        self._new = PackedRows.from_lengths([])
+        self._position = torch.empty(0, dtype=torch.int64)
         self._mask: Tensor | None = None
         self._longest = 0
-        self._queries = 1
 
-    def append(self, rows: Sequence[int], counts: Sequence[int]) -> Tensor:
-        """Announce `counts[i]` new tokens for row `rows[i]`; returns their positions, int64 [sum of counts]."""
-        for row, count in zip(rows, counts, strict=True):
+    def append(self, counts: Sequence[int]) -> Tensor:
+        """Announce `counts[i]` new tokens for row i; returns their positions, int64 [sum of counts].
+
+        Raises:
+            ValueError: A row would hold more than `capacity` tokens.
+        """
+        device = self.keys.device
+        before = torch.tensor(self.lengths[: len(counts)], device=device)
+        for row, count in enumerate(counts):
             if self.lengths[row] + count > self.capacity:
                 raise ValueError(f"row {row} would hold {self.lengths[row] + count} tokens; capacity={self.capacity}")
-        device = self.keys.device
-        packed = PackedRows.from_lengths(counts, device)
-        before = torch.tensor([self.lengths[row] for row in rows], device=device)
-        for row, count in zip(rows, counts, strict=True):
             self.lengths[row] += count
-        self._rows = torch.tensor(list(rows), device=device)
-        self._batch, self._slot = packed.row, packed.position
-        self._position = before[packed.row] + packed.position
-        self._queries = packed.shape[1]
-        self._longest = max(self.lengths[row] for row in rows)
-        seen = torch.zeros(len(rows), self._queries, dtype=torch.int64, device=device)
-        seen[self._batch, self._slot] = self._position
+        self._new = PackedRows.from_lengths(counts, device)
+        self._position = before[self._new.row] + self._new.position
+        self._longest = max(self.lengths[: len(counts)])
+        seen = torch.zeros(self._new.shape, dtype=torch.int64, device=device)
+        seen[self._new.row, self._new.position] = self._position
         self._mask = (torch.arange(self._longest, device=device) <= seen[:, :, None])[:, None]
         return self._position
 
+    def move(self, source: int, target: int) -> None:
+        """Put the sequence of row `source` into row `target`."""
+        length = self.lengths[target] = self.lengths[source]
+        for store in (self.keys, self.values):
+            store[:, target, :, :length] = store[:, source, :, :length]
+
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         """Store the new keys and values, then attend to all that their rows hold so far."""
-        keys, values = self.keys[layer], self.values[layer]
-        row_of_token = self._rows[self._batch]
-        keys[row_of_token, :, self._position] = key
-        values[row_of_token, :, self._position] = value
-        padded = query.new_zeros(len(self._rows), self._queries, *query.shape[1:])
-        padded[self._batch, self._slot] = query
+        keys, values, new = self.keys[layer], self.values[layer], self._new
+        keys[new.row, :, self._position] = key
+        values[new.row, :, self._position] = value
+        used = new.shape[0]
         out = scaled_dot_product_attention(
-            padded.transpose(1, 2),
-            keys[self._rows, :, : self._longest],
-            values[self._rows, :, : self._longest],
+            new.pad(query),
+            keys[:used, :, : self._longest],
+            values[:used, :, : self._longest],
             attn_mask=self._mask,
             scale=scale,
             enable_gqa=query.shape[1] != key.shape[1],
         )
-        return out[self._batch, :, self._slot]
+        return out[new.row, :, new.position]
 
 
 def _attention(

@@ -93,11 +93,11 @@ class ScratchPrompt(PromptFormat):
 def start_copying(model: LlamaForCausalLM, copy: float, recency: float) -> None:
     """Add a start to the attention weights in which every head copies what was read last.
 
-    *Copying*: in each layer the value and output projections of key/value head j become copy · P_j and copy · P_jᵀ / g (g
-    query heads share it), with the P_j slices of one random orthogonal matrix. With tied embeddings a head that attends
-    to a word then raises that word's own logit: naming what was read needs no learning, only where to look does.
-    *Recency*: query and key biases of c give the score c² · Σ_i cos(θ_i Δ) / √d · 2 to a token Δ back, the rotary code's
-    own preference for near ones. Source: in the spirit of mimetic initialisation (arXiv 2305.09828).
+    *Copying*: in each layer the value and output projections of key/value head j become copy · P_j and copy · P_jᵀ / g
+    (g query heads share it), with the P_j slices of one random orthogonal matrix. With tied embeddings a head that
+    attends to a word then raises that word's own logit: only where to look must be learned.
+    *Recency*: query and key biases of c add 2c² Σ_i cos(θ_i Δ) / √d to the score of a token Δ back: highest for near
+    ones. Source: in the spirit of mimetic initialisation (arXiv 2305.09828).
     """
     config = model.config
     width, group = config.hidden_size, config.num_attention_heads // config.num_key_value_heads

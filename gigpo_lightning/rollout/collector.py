@@ -51,9 +51,10 @@ class CollectorStats:
 
 @dataclass(slots=True)
 class _Live:
-    """An episode under way in slot `slot` of the pool and the cache."""
+    """An episode under way in slot `slot` of the pool and row `row` of the cache."""
 
     slot: int
+    row: int
     job_index: int
     job: EpisodeJob
     random: np.random.Generator
@@ -110,15 +111,15 @@ class Collector:
             self._cache = self._policy.new_cache(rows, self._rule.max_tokens + ACTION_ROOM_TOKENS)
         queue = deque(enumerate(jobs))
         free = deque(range(rows))
-        live: dict[int, _Live] = {}
+        live: list[_Live] = []  # the place in it is the row of the cache
         while queue or live:
             started = [(free.popleft(), *queue.popleft()) for _ in range(min(len(free), len(queue)))]
             acting = self._start(started, live, queue, free)
-            acting += self._decode(list(live.values()), temperature) if live and not acting else []
+            acting += self._decode(live, temperature) if live and not acting else []
             while acting:
                 self._act(acting)
                 for row in [r for r in acting if r.end is not None]:
-                    del live[row.slot]
+                    self._leave(row, live)
                     free.append(row.slot)
                     if row.end is EndReason.ERROR:
                         self._note_error(row.state)
@@ -130,7 +131,7 @@ class Collector:
     def _start(
         self,
         started: Sequence[tuple[int, int, EpisodeJob]],
-        live: dict[int, _Live],
+        live: list[_Live],
         queue: deque[tuple[int, EpisodeJob]],
         free: deque[int],
     ) -> list[_Live]:
@@ -154,11 +155,20 @@ class Collector:
                     f"{job.task.id} ({context.tokens} tokens): raise it to at least {context.tokens + 64}"
                 )
             random = np.random.Generator(np.random.Philox(np.random.SeedSequence(job.seed)))
-            row = live[slot] = _Live(slot, index, job, random, context, state)
+            row = _Live(slot, len(live), index, job, random, context, state)
+            live.append(row)
             self._open_turn(row)
             if row.action is not None:
                 acting.append(row)
         return acting
+
+    def _leave(self, row: _Live, live: list[_Live]) -> None:
+        """Take a row out of the batch; the last one moves into its place, so that the cache stays without gaps."""
+        assert self._cache is not None
+        last = live.pop()
+        if last is not row:
+            self._cache.move(last.row, row.row)
+            last.row, live[row.row] = row.row, last
 
     def _open_turn(self, row: _Live) -> None:
         """Point the row at its first choice of this turn."""
@@ -182,12 +192,12 @@ class Collector:
         pending = []
         for row in rows:
             if row.context.fresh:
-                self._cache.lengths[row.slot] = 0
+                self._cache.lengths[row.row] = 0
                 row.context.fresh = False
             pending.append(row.context.pending)
             row.context.pending = []
         with torch.inference_mode():
-            logits = self._policy.feed(self._cache, [r.slot for r in rows], pending)
+            logits = self._policy.feed(self._cache, pending)
             allowed = [None if r.node is None else r.node.allowed for r in rows]
             choices = choose_tokens(logits, allowed, [r.random.random() for r in rows], temperature)
         self.stats.tokens += sum(map(len, pending))

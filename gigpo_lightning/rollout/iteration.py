@@ -113,9 +113,10 @@ def minibatches_of(
     seed: int,
     rank: int,
     iteration: int,
+    skip_zero_advantage: bool = False,
 ) -> Iterator[Minibatch]:
     """All minibatches of an iteration, pass by pass; always `passes` × `minibatches` of them."""
-    trainable = np.flatnonzero(store.chosen_counts > 0)
+    trainable = np.flatnonzero((store.chosen_counts > 0) & (store.teaches | (not skip_zero_advantage)))
     for index in range(passes):
         parts = plan_rows(len(trainable), minibatches, seed=seed, rank=rank, iteration=iteration, pass_index=index)
         for part in parts:

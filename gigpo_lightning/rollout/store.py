@@ -128,18 +128,27 @@ class RolloutWriter:
 
 
 class RolloutStore:
-    """A written file, memory-mapped: rows are read when a minibatch needs them."""
+    """A written file, memory-mapped: rows are read when a minibatch needs them.
+
+    Attributes:
+        token_counts: int64 [rows], tokens of each row.
+        chosen_counts: float64 [rows], tokens that the policy chose.
+        teaches: bool [rows], whether any turn of the row has an advantage other than 0.
+    """
 
     def __init__(self, path: Path):
         with pa.memory_map(str(path)) as source:
             table = pa.ipc.open_stream(source).read_all()
         self.table = table.combine_chunks() if table.num_rows else table
         self.token_counts = _lengths(self._list("token_ids"))
-        masks = self._list("response_mask")
-        chosen = np.add.reduceat(
-            masks.flatten().to_numpy(zero_copy_only=False), masks.offsets.to_numpy()[:-1], dtype=int
-        )
-        self.chosen_counts = np.where(self.token_counts > 0, chosen, 0)
+        self.chosen_counts = self._row_sums("response_mask")
+        self.teaches = self._row_sums("advantage") > 0
+
+    def _row_sums(self, name: str) -> np.ndarray:
+        """The sum of absolute values of a list column, for every row."""
+        array = self._list(name)
+        values = np.abs(array.flatten().to_numpy(zero_copy_only=False).astype(np.float64))
+        return np.diff(np.concatenate([[0.0], np.cumsum(values)])[array.offsets.to_numpy()])
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
