@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gigpo_lightning.curriculum import Stage, decide, load_stages
+from gigpo_lightning.envs.alfworld.tasks import GeneratedTasks
 from gigpo_lightning.resources import shipped_files
 
 GOOD = """\
@@ -47,7 +48,9 @@ def test_alfworld_ends_with_the_full_house() -> None:
     stages = load_stages("alfworld")
     assert stages[0].difficulty["steps"] == [3, 5]
     assert stages[-1].max_turns == 50
-    assert len(stages[-1].difficulty["type"]) == 6
+    assert stages[-1].difficulty == {"receptacles": 18}
+    played = GeneratedTasks().narrow(stages[-1].difficulty)
+    assert len({played.get("unseen", i).difficulty["type"] for i in range(60)}) == 6
 
 
 def test_working_folder_comes_before_shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
