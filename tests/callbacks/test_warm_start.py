@@ -84,14 +84,14 @@ def success(module: GiGPOModule, root: Path, data: Any) -> float:
 
 def test_by_hand_the_loss_falls_and_the_success_rises(tmp_path: Path) -> None:
     options = {"max_turns": 5, "evaluation": EvaluationRule(splits=("unseen",), tasks=40, seeds=1)}
-    policy = ScratchPolicy(hidden_size=32, layers=2, copy_init=0.0, recency_init=0.0)
+    policy = ScratchPolicy(hidden_size=32, layers=2)
     _, module, data = fit(tmp_path, data=options, model={"optimizer": frozen, "policy": policy})
     before = success(module, tmp_path, data)
-    warm = WarmStart(episodes=64, epochs=30, batch_episodes=16, lr=0.003)
+    warm = WarmStart(episodes=128, epochs=30, batch_episodes=16, lr=0.003)
     losses = warm.imitate(data.policy, warm._demonstrations(data), data.max_tokens_per_batch, seed=0)
     assert len(losses) == 30
     assert losses[-1] < 0.1 < 0.5 < losses[0]  # nats per choice; two equally good boxes would cost ln 2 = 0.69
-    assert before < 0.5
+    assert before < 0.7  # three boxes and five turns: luck alone wins about half
     assert success(module, tmp_path, data) > 0.9
 
 
