@@ -102,7 +102,10 @@ class TensorBoardViews(Callback):
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log a validation; the sanity check before the first iteration is the curve's first point, at 0."""
-        found = {name: value for name, value in trainer.callback_metrics.items() if name.startswith(_VALIDATION)}
+        # Lightning keeps the figures of stages that earlier validations played: they are not this validation's.
+        played = tuple(f"{_VALIDATION}{row['stage']}/" for row in getattr(pl_module, "results", ()))
+        own = played or (_VALIDATION,)
+        found = {name: value for name, value in trainer.callback_metrics.items() if name.startswith(own)}
         _log(trainer, found, rollouts(trainer, self).iteration)
 
     def write(self, writer: Any, histograms: Mapping[str, np.ndarray], transcripts: Any, iteration: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams import plugin_data_pb2
 
+from gigpo_lightning.callbacks import views
 from gigpo_lightning.callbacks.checkpoint import IterationCheckpoint
 from gigpo_lightning.callbacks.lambda_decay import LambdaDecay
 from gigpo_lightning.callbacks.views import LAYOUT, TensorBoardViews, hyperparameters
@@ -131,3 +133,13 @@ def test_resume_goes_on_under_the_next_iteration(tmp_path: Path) -> None:
     fit(tmp_path, callbacks(), [0.5], epochs=2, logger=logger(tmp_path))
     fit(tmp_path, callbacks(), [0.5], epochs=4, ckpt_path="last", logger=logger(tmp_path))
     assert [point.step for point in board(tmp_path / "board").Scalars("rollout/success")] == [1, 2, 3, 4]
+
+
+def test_a_stage_that_was_not_played_again_gets_no_new_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    logged: list[dict[str, float]] = []
+    monkeypatch.setattr(views, "_log", lambda trainer, found, iteration: logged.append(dict(found)))
+    figures = {"val/small/success": 0.9, "val/large/success": 0.2, "loss/policy": 1.0}
+    trainer = SimpleNamespace(callback_metrics=figures, datamodule=SimpleNamespace(iteration=3, controls=None))
+    module = SimpleNamespace(results=[{"stage": "large"}])
+    TensorBoardViews().on_validation_end(trainer, module)  # type: ignore[arg-type]
+    assert logged == [{"val/large/success": 0.2}]
