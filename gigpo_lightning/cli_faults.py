@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 import gigpo_lightning
 
 # What constructors and set-up raise for options they cannot use.
-BAD_INPUT_TYPES = (ValueError, TypeError, OSError, ImportError, MisconfigurationException)
+BAD_INPUT_TYPES = (ValueError, TypeError, OSError, ImportError, NotImplementedError, MisconfigurationException)
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EIO)
 _OTHER_MODEL = "Error(s) in loading state_dict"
 

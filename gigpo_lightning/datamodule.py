@@ -105,6 +105,7 @@ class RolloutDataModule(pl.LightningDataModule):
             "max_env_errors": (max_env_errors, 0),
             "env_workers": (env_workers, 0),
             "transcripts": (transcripts, 0),
+            "seed": (seed, 0),
         }
         for name, (value, least) in at_least.items():
             if value < least:
@@ -245,7 +246,7 @@ class RolloutDataModule(pl.LightningDataModule):
     # -- loaders -------------------------------------------------------------------------------------------------------
 
     def train_dataloader(self) -> DataLoader[Minibatch]:
-        self.evaluation.check(self.controls.stages, self.tasks.splits)  # not only after the training
+        self._check_plan()  # not only after the training
         return DataLoader(Iterations(self.collect, self.passes * self.minibatches), batch_size=None)
 
     def val_dataloader(self) -> DataLoader[EvaluationBatch]:
@@ -258,8 +259,17 @@ class RolloutDataModule(pl.LightningDataModule):
         return self._evaluation_loader(self._prediction)
 
     def _evaluation_loader(self, batches: Callable[[], Iterator[EvaluationBatch]]) -> DataLoader[EvaluationBatch]:
-        self.evaluation.check(self.controls.stages, self.tasks.splits)
+        self._check_plan()
         return DataLoader(Evaluations(batches), batch_size=None)
+
+    def _check_plan(self) -> None:
+        """Refuse evaluations and stages that the world does not have now, not when they are reached."""
+        self.evaluation.check(self.controls.stages, self.tasks.splits)
+        for stage in self.controls.stages:
+            try:
+                self.stage_tasks(stage)
+            except ValueError as error:
+                raise ValueError(f"curriculum stage {stage.name!r}: {error}") from error
 
     def _validation(self) -> Iterator[EvaluationBatch]:
         """Unseen tasks of the first stage, to see the whole run on one scale, and of the present one."""
@@ -276,7 +286,7 @@ class RolloutDataModule(pl.LightningDataModule):
     def _prediction(self) -> Iterator[EvaluationBatch]:
         rule = self.evaluation
         named = rule.predict_stage
-        stage = self.stage if named is None else stage_named(self.controls.stages, named, "evaluation.predict_stage")
+        stage = stage_named(self.controls.stages, named, "data.evaluation.predict_stage") if named else self.stage
         yield from plan(rule, stage, self.stage_tasks(stage), "unseen", rule.predict_tasks, 1, greedy=False)
 
     def teardown(self, stage: str) -> None:

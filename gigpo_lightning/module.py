@@ -100,6 +100,13 @@ class GiGPOModule(pl.LightningModule):
 
     # -- set-up --------------------------------------------------------------------------------------------------------
 
+    def setup(self, stage: str) -> None:
+        if stage == "fit" and self.trainer.world_size > 1:
+            # Processes cut their minibatches into unequal numbers of micro-batches, which their reductions do not allow.
+            raise ValueError(
+                f"trainer.devices makes {self.trainer.world_size} processes: training runs in one process; set it to 1"
+            )
+
     def configure_model(self) -> None:
         self.policy.prepare(self.trainer.datamodule.tasks)  # type: ignore[attr-defined]
         fitting = self.trainer.state.fn == TrainerFn.FITTING
@@ -161,9 +168,10 @@ class GiGPOModule(pl.LightningModule):
             for name, value in metrics.items():
                 if name == "loss/ratio_max":
                     sums[name] = torch.maximum(sums.get(name, value), value)
+                elif name in ("loss/policy", "loss/total"):  # parts of the minibatch's loss already
+                    sums[name] = sums.get(name, torch.zeros_like(value)) + value
                 else:
                     sums[name] = sums.get(name, torch.zeros_like(value)) + value * share
-            sums["loss/total"] = sums.get("loss/total", torch.zeros_like(loss.detach())) + loss.detach()
         return sums
 
     def _weights(self, micro: MicroBatch) -> TokenWeights | None:
@@ -199,6 +207,7 @@ class GiGPOModule(pl.LightningModule):
             kl = kl_loss(logprobs, reference, mask, **share)
             loss = loss + self.kl_coef * kl.loss
             metrics |= kl.metrics
+        metrics["total"] = loss.detach()
         return loss, {f"loss/{name}": value for name, value in metrics.items()}
 
     def _finite(self, figures: dict[str, Tensor]) -> bool:

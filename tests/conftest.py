@@ -1,4 +1,4 @@
-"""One thread for every test and what it starts: models here are tiny, and threads that wait for each other only cost."""
+"""One thread for every test and its child processes: threads of tiny models only wait for each other."""
 
 from __future__ import annotations
 

@@ -124,7 +124,8 @@ def test_a_call_without_configuration_says_which_to_choose(capsys: pytest.Captur
         ("stages: []", ["mine.yaml", "empty"]),
         ("stages:\n  - name: a\n    promote: 1.5", ["mine.yaml:3", "`promote` is 1.5", "(0, 1]"]),
         ("stages:\n  - name: a\n    promot: 0.5", ["mine.yaml:3", "`promot`", "did you mean `promote`?"]),
-        ("stages:\n  - name: a\n    difficulty: {recepticles: 3}", ["recepticles"]),
+        ("stages:\n  - name: a\n    difficulty: {recepticles: 3}", ["stage 'a'", "recepticles"]),
+        ("stages:\n  - name: a\n  - name: b\n    difficulty: {recepticles: 3}", ["stage 'b'", "recepticles"]),
         (None, ["mine.yaml", "no such file"]),
     ],
 )

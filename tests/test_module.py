@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
@@ -15,7 +16,7 @@ from gigpo_lightning.callbacks.checkpoint import IterationCheckpoint
 from gigpo_lightning.module import GiGPOModule
 from gigpo_lightning.policy.scratch import ScratchPolicy
 from gigpo_lightning.rollout.collection import CreditRule
-from tests.toy_run import fit, initial_weights, make_policy, sgd, weights
+from tests.toy_run import fit, initial_weights, make_module, make_policy, sgd, weights
 
 # One update per iteration: the change of the weights is the gradient of the loss at the initial policy.
 ONE_UPDATE = {"passes": 1, "minibatches": 1}
@@ -56,6 +57,16 @@ def test_micro_batching_changes_no_gradient(tmp_path: Path, aggregation: str) ->
     assert cuts[0].norm() > 0.05
     for other in cuts[1:]:
         torch.testing.assert_close(other, cuts[0], rtol=1e-4, atol=1e-6)
+
+
+def test_micro_batching_changes_no_figure_of_the_loss(tmp_path: Path) -> None:
+    cut, whole = Figures(), Figures()
+    for figures, tokens in ((cut, 1), (whole, 10**9)):
+        fit(tmp_path, callbacks=[figures], data={**ONE_UPDATE, "max_tokens_per_batch": tokens, "entropy_coef": 0.1})
+    assert abs(whole.seen[0]["loss/policy"]) > 1e-3
+    assert cut.seen[0] == pytest.approx(whole.seen[0], rel=1e-3, abs=1e-5)
+    total = whole.seen[0]["loss/policy"] - 0.1 * whole.seen[0]["loss/entropy"]  # mean over tokens, as the bonus
+    assert whole.seen[0]["loss/total"] == pytest.approx(total, rel=1e-4)
 
 
 def test_aggregations_differ_and_constant_divides_by_its_number(tmp_path: Path) -> None:
@@ -257,3 +268,11 @@ def test_an_evaluation_needs_no_reference(tmp_path: Path) -> None:
     make_trainer(tmp_path).test(module, datamodule=make_data(), ckpt_path=str(tmp_path / "checkpoints/last.ckpt"))
     assert module.reference is None
     assert weights(module).equal(weights(trained))
+
+
+def test_more_than_one_process_is_refused() -> None:
+    module = make_module()
+    module._trainer = SimpleNamespace(world_size=2)  # type: ignore[assignment]
+    with pytest.raises(ValueError, match=r"trainer\.devices makes 2 processes"):
+        module.setup("fit")
+    module.setup("test")

@@ -104,7 +104,7 @@ def test_the_commands_of_alfworld_are_accepted(tmp_path: Path, capsys: pytest.Ca
     assert "train: 2 games" in capsys.readouterr().out
     (check,) = [command[2:] for command in shown if command[:2] == ["check-env", "alfworld"]]
     assert run_check([str(tmp_path / "empty") if value == "DIR" else value for value in check]) == 2
-    assert "holds no game.tw-pddl files" in capsys.readouterr().out
+    assert "holds no game.tw-pddl files" in capsys.readouterr().err
 
 
 def test_the_commands_of_benchmarks_exist() -> None:

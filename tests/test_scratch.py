@@ -108,3 +108,10 @@ def test_another_architecture_has_another_identity() -> None:
     assert identity == made(init_seed=3).identity()  # only what the weights' shapes and meaning depend on
     assert identity != made(repeat_instruction=False).identity()
     assert identity != made(layers=3).identity()
+
+
+def test_a_cache_longer_than_the_policy_has_positions_is_refused() -> None:
+    policy = made(max_positions=100)
+    assert policy.new_cache(1, 100).capacity == 100
+    with pytest.raises(ValueError, match=r"100 positions.*101 tokens: lower data.segments.max_tokens"):
+        policy.new_cache(1, 101)

@@ -211,7 +211,7 @@ def success_of(data: Rollouts, stage: str) -> float | None:
 
 
 def _stage_label(trainer: pl.Trainer) -> str:
-    """The stage as `2/5 search`; empty without a curriculum."""
+    """The stage as `4/6 search`; empty without a curriculum."""
     curriculum = find(trainer, Curriculum)
     return f"{curriculum.index + 1}/{len(curriculum.stages)} {curriculum.stage.name}" if curriculum else ""
 

@@ -41,7 +41,7 @@ LAYOUT: dict[str, dict[str, list[Any]]] = {
     },
     "loss": {
         "policy, KL, entropy": ["Multiline", [r"loss/(policy|kl|entropy|total)$"]],
-        "clipping and ratio": ["Multiline", [r"loss/(clip|ratio)"]],
+        "clipping and ratio": ["Multiline", [r"loss/(clip|dual_clip|ratio)"]],
         "gradient norm": ["Multiline", [r"loss/gradient_norm"]],
     },
     "curriculum": {
@@ -49,7 +49,7 @@ LAYOUT: dict[str, dict[str, list[Any]]] = {
         "exploration": ["Multiline", [r"rollout/temperature", r"loss/entropy_coef"]],
     },
     "time": {
-        "seconds of an iteration": ["Multiline", [r"time/.*_s$"]],
+        "seconds of an iteration": ["Multiline", [r"time/[a-z]+_s$"]],
         "throughput": ["Multiline", [r"time/.*_per_s$"]],
     },
 }

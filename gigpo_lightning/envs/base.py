@@ -1,7 +1,7 @@
 """The seam between the trainer and a world: text in, text out.
 
 A world implements `TextEnv` (one running episode) and `TaskSet` (the problems). Nothing here knows about tokens,
-policies or training; an environment of one's own is one class and a `class_path` in YAML.
+policies or training; a world of one's own is these two classes and a `class_path` in YAML.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class StepResult:
     """The outcome of one action.
 
     `terminated`: the task ended (won or lost). `truncated`: the world's own limit cut it. `info` holds `won` (bool) and
-    `valid` (bool: the world understood the action), and whatever else the world wants logged.
+    `valid` (bool: the world understood the action); other entries are not read.
     """
 
     observation: Observation

@@ -69,7 +69,17 @@ class BasePolicy(nn.Module, ABC):
         """Plain values that a checkpoint must share with this policy, by name of the option or fact."""
 
     def new_cache(self, rows: int, capacity: int) -> KVCache:
-        """An empty cache for `rows` sequences of at most `capacity` tokens."""
+        """An empty cache for `rows` sequences of at most `capacity` tokens.
+
+        Raises:
+            ValueError: The model has fewer positions than `capacity`.
+        """
+        positions = getattr(self.model.config, "max_position_embeddings", capacity)
+        if capacity > positions:
+            raise ValueError(
+                f"the policy has {positions} positions, but segments may grow to {capacity} tokens: lower "
+                "data.segments.max_tokens, or give the policy more positions"
+            )
         weight = self.model.get_output_embeddings().weight
         return KVCache(self.model.config, rows, capacity, weight.dtype, weight.device)
 

@@ -124,7 +124,7 @@ class ScratchPolicy(BasePolicy):
         heads: Attention heads.
         kv_heads: Key/value heads; divides `heads`.
         intermediate_size: Width of the feed-forward part; null for 3 × `hidden_size`.
-        max_positions: Longest segment in tokens.
+        max_positions: Longest sequence in tokens; `data.segments.max_tokens` and one answer must fit.
         initializer_range: Standard deviation of the initial weights.
         copy_init: Scale of an initial attention that copies the words it attends to; 0 for none.
         recency_init: Initial preference of attention for near tokens; 0 for none.

@@ -1,7 +1,6 @@
-"""From played groups to credited rows and the iteration's report: what happens between playing and training.
+"""From played groups to credit and the iteration's report: what happens between playing and training.
 
-Pure but for the file it writes. Credit and writing go group by group in chunks, so that memory does not grow with the
-number of episodes in a chunked run.
+Pure: the options of credit as one value, and what an iteration says about itself. Writes nothing and plays nothing.
 """
 
 from __future__ import annotations

@@ -44,7 +44,6 @@ class CollectorStats:
     env_s: float = 0.0
     policy_s: float = 0.0
     tokens: int = 0
-    sampled_tokens: int = 0
     steps: int = 0
     env_errors: list[str] = field(default_factory=list)
 
@@ -151,8 +150,9 @@ class Collector:
             context = EpisodeContext(self._policy.prompt, self._rule, state.instruction, state.observation)
             if context.room < self._max_action_tokens:
                 raise ValueError(
-                    f"segments.max_tokens={self._rule.max_tokens} leaves no room after the first prompt of task "
-                    f"{job.task.id} ({context.tokens} tokens): raise it to at least {context.tokens + 64}"
+                    f"data.segments.max_tokens={self._rule.max_tokens} leaves no room after the first prompt of task "
+                    f"{job.task.id} ({context.tokens} tokens): raise it to at least "
+                    f"{context.tokens + self._max_action_tokens}"
                 )
             random = np.random.Generator(np.random.Philox(np.random.SeedSequence(job.seed)))
             row = _Live(slot, len(live), index, job, random, context, state)
@@ -201,7 +201,6 @@ class Collector:
             allowed = [None if r.node is None else r.node.allowed for r in rows]
             choices = choose_tokens(logits, allowed, [r.random.random() for r in rows], temperature)
         self.stats.tokens += sum(map(len, pending))
-        self.stats.sampled_tokens += len(rows)
         for row, choice, ids in zip(rows, choices, allowed, strict=True):
             row.context.choose(choice.token_id, choice.logprob, ids)
             row.sampled += 1

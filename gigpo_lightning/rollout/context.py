@@ -32,11 +32,11 @@ class SegmentRule:
 
     def __post_init__(self) -> None:
         if self.turns is not None and self.turns < 1:
-            raise ValueError(f"segments.turns={self.turns}: must be at least 1, or null for whole episodes")
+            raise ValueError(f"data.segments.turns={self.turns}: must be at least 1, or null for whole episodes")
         if self.keep_last < 0:
-            raise ValueError(f"segments.keep_last={self.keep_last}: must be at least 0")
+            raise ValueError(f"data.segments.keep_last={self.keep_last}: must be at least 0")
         if self.max_tokens < 16:
-            raise ValueError(f"segments.max_tokens={self.max_tokens}: must be at least 16")
+            raise ValueError(f"data.segments.max_tokens={self.max_tokens}: must be at least 16")
 
 
 @dataclass(slots=True)

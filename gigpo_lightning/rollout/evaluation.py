@@ -52,13 +52,13 @@ class EvaluationRule:
     def __post_init__(self) -> None:
         for name in ("tasks", "seeds", "during_fit_tasks", "predict_tasks"):
             if getattr(self, name) < 1:
-                raise ValueError(f"evaluation.{name}={getattr(self, name)}: must be at least 1")
+                raise ValueError(f"data.evaluation.{name}={getattr(self, name)}: must be at least 1")
         if self.temperature <= 0:
-            raise ValueError(f"evaluation.temperature={self.temperature}: must be positive; `greedy` plays without one")
+            raise ValueError(f"data.evaluation.temperature={self.temperature}: must be positive; `greedy` needs none")
         if not self.splits:
-            raise ValueError("evaluation.splits is empty: name at least one split, e.g. [unseen]")
+            raise ValueError("data.evaluation.splits is empty: name at least one split, e.g. [unseen]")
         if self.stages is not None and not self.stages:
-            raise ValueError("evaluation.stages is empty: name at least one stage, or null for all")
+            raise ValueError("data.evaluation.stages is empty: name at least one stage, or null for all")
 
     def check(self, stages: Sequence[Stage], splits: Sequence[str]) -> None:
         """Refuse names that the curriculum or the task set does not have.
@@ -68,15 +68,15 @@ class EvaluationRule:
         """
         self.test_stages(stages)
         if self.predict_stage is not None:
-            stage_named(stages, self.predict_stage, "evaluation.predict_stage")
+            stage_named(stages, self.predict_stage, "data.evaluation.predict_stage")
         unknown = [split for split in self.splits if split not in splits]
         if unknown:
-            raise ValueError(f"evaluation.splits: there is no split {unknown[0]!r} (splits: {', '.join(splits)})")
+            raise ValueError(f"data.evaluation.splits: there is no split {unknown[0]!r} (splits: {', '.join(splits)})")
 
     def test_stages(self, stages: Sequence[Stage]) -> tuple[Stage, ...]:
         """Those of `stages` that `test` plays, in the order asked for."""
         names = [stage.name for stage in stages] if self.stages is None else self.stages
-        return tuple(stage_named(stages, name, "evaluation.stages") for name in names)
+        return tuple(stage_named(stages, name, "data.evaluation.stages") for name in names)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ Knows nothing about tokens or policies. `InProcessPool` runs them in this proces
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -76,8 +77,8 @@ def next_state(env: TextEnv, action: str) -> EnvState:
 
 
 def check_reward(result: StepResult) -> None:
-    """A missing or undefined reward is an error, never 0."""
-    if result.reward is None or result.reward != result.reward:
+    """A missing or infinite reward is an error, never 0."""
+    if result.reward is None or not math.isfinite(result.reward):
         raise ValueError(f"the environment gave reward={result.reward}: every step needs a finite reward")
 
 

@@ -53,7 +53,7 @@ class Tally:
             sums[f"{key}.won"] += episode.won
 
     def metrics(self) -> dict[str, float]:
-        """`rollout/*`, `anchors/*` and `credit/*` figures; those of credit are means over chunks, weighted by turns."""
+        """`rollout/*`, `anchors/*`, `credit/*` figures; those of credit are means over processes, weighted by turns."""
         sums, episodes, turns = self.sums, max(self.sums["episodes"], 1), max(self.sums["turns"], 1)
         figures = {
             "rollout/success": sums["won"] / episodes,

@@ -1,7 +1,7 @@
 """Trajectories on disk: one Arrow stream file per iteration, one row per segment, read back memory-mapped.
 
-The file opens with `pyarrow.ipc.open_stream` and with `datasets.Dataset.from_file`. It is written group by group and
-appears under its name only when complete. Knows nothing about policies or estimators.
+The file opens with `pyarrow.ipc.open_stream` and with `datasets.Dataset.from_file`. It is written in batches of whole
+groups and appears under its name only when complete. Knows nothing about policies or estimators.
 """
 
 from __future__ import annotations

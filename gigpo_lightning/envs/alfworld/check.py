@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -154,7 +155,7 @@ def run_check(argv: Sequence[str]) -> int:
     try:
         report = check_env(options.data, games=options.games, steps_per_game=options.steps, seed=options.seed)
     except ValueError as error:
-        print(f"error: {error}")
+        print(f"error: {error}", file=sys.stderr)
         return 2
     print(report.summary())
     return 1 if report.differences or not report.steps else 0

@@ -14,13 +14,13 @@ from gigpo_lightning.envs.alfworld.engine import Simulator
 from gigpo_lightning.envs.alfworld.game import GameData
 from gigpo_lightning.envs.alfworld.goals import Want, read_instruction
 from gigpo_lightning.envs.alfworld.search import MAX_SEARCH_STEPS, STUCK, Command, Floor, Search, kind_of, shortest
+from gigpo_lightning.envs.alfworld.text import NOTHING_HAPPENS
 from gigpo_lightning.envs.base import Observation
 
 _LISTED = re.compile(r"\ban? ([a-z]+ \d+)")
 _STATE = re.compile(
     r"The ([a-z]+ \d+) is (open|closed)\.(?: In it, you see ([^.]*)\.)?|On the ([a-z]+ \d+), you see ([^.]*)\."
 )
-_NOTHING = "Nothing happens."
 _TASK = re.compile(r"Your task is to: ([^\n]*)")
 _RESULTS = {"clean": "clean", "heat": "hot", "cool": "cool"}  # Verb to the simulator's set of things so treated.
 
@@ -76,7 +76,7 @@ class Explorer:
         self._last = STUCK
 
     def _read(self, text: str) -> None:
-        if text.strip() == _NOTHING:
+        if text.strip() == NOTHING_HAPPENS:
             self.search.refused.add(self._last)
             return
         self.search.did(self._last)

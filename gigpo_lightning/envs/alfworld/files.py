@@ -116,7 +116,7 @@ def run_make(argv: Sequence[str] | None = None) -> int:
             paths = write_games(tasks, split, count, options.folder) if count else []
             print(f"{split}: {len(paths)} games in {Path(options.folder) / DATA_VERSION / SPLIT_FOLDERS[split]}")
     except ValueError as error:
-        print(f"make-games: {error}", file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
 

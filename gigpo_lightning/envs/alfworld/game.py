@@ -17,7 +17,8 @@ from gigpo_lightning.envs.alfworld import recognise
 from gigpo_lightning.envs.alfworld.digests import DOMAIN_DIGESTS
 from gigpo_lightning.envs.alfworld.layout import Layout
 from gigpo_lightning.envs.alfworld.pddl import Problem, parse_problem
-from gigpo_lightning.envs.alfworld.recognise import DOMAIN_MARKER, GRAMMAR_MARKER, TASK_TEXT
+from gigpo_lightning.envs.alfworld.recognise import DOMAIN_MARKER, GRAMMAR_MARKER
+from gigpo_lightning.envs.alfworld.text import TASK_PREFIX
 
 DIALECTS = ("move", "put")
 _PUT_TEMPLATES = {"move": "move {o} to {r}", "put": "put {o} in/on {r}"}
@@ -133,7 +134,7 @@ def read_game_file(path: str | Path) -> dict[str, Any]:
 
 def marker_grammar(instruction: str) -> str:
     """What a generated file holds instead of a grammar: "the ALFRED grammar of ALFWorld 0.4, with this task"."""
-    return f"{GRAMMAR_MARKER}\n{TASK_TEXT}{instruction}"
+    return f"{GRAMMAR_MARKER}\n{TASK_PREFIX}{instruction}"
 
 
 def _game(data: Mapping[str, Any], source: str, task_type: str) -> GameData:
@@ -143,7 +144,7 @@ def _game(data: Mapping[str, Any], source: str, task_type: str) -> GameData:
         actions = recognise.check_domain(data["pddl_domain"])
     marker, _, rest = data["grammar"].partition("\n")
     if marker.strip() == GRAMMAR_MARKER:
-        variants, instruction = {"command putobject": "move"}, rest.removeprefix(TASK_TEXT)
+        variants, instruction = {"command putobject": "move"}, rest.removeprefix(TASK_PREFIX)
     else:
         variants, instruction = recognise.check_grammar(data["grammar"], actions)
     walkthrough = data.get("walkthrough") or ()

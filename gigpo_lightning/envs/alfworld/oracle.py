@@ -16,6 +16,7 @@ from typing import Any
 
 from gigpo_lightning.envs.alfworld import recognise
 from gigpo_lightning.envs.alfworld.game import GameData, read_game_file
+from gigpo_lightning.envs.alfworld.text import TASK_PREFIX
 
 _MISSING = (
     "engine: textworld needs textworld, alfworld and fast-downward, which are not installed: "
@@ -82,7 +83,7 @@ def resolve_game_file(path: str | Path) -> dict[str, Any]:
             data["pddl_domain"] = domain
         first, _, rest = data["grammar"].partition("\n")
         if first.strip() == recognise.GRAMMAR_MARKER:
-            sentence = rest.removeprefix(recognise.TASK_TEXT).removesuffix(".")
+            sentence = rest.removeprefix(TASK_PREFIX).removesuffix(".")
             data["grammar"] = grammar.replace("UNKNOWN GOAL", sentence)
     return data
 

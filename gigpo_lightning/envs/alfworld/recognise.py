@@ -14,10 +14,10 @@ from typing import Any
 
 from gigpo_lightning.envs.alfworld.digests import DOMAIN_DIGESTS, GRAMMAR_DIGESTS
 from gigpo_lightning.envs.alfworld.pddl import parse_expressions
+from gigpo_lightning.envs.alfworld.text import TASK_PREFIX
 
 DOMAIN_MARKER = "alfred-text-domain/0.4"
 GRAMMAR_MARKER = "alfred-text-grammar/0.4"
-TASK_TEXT = "Your task is to: "
 REFUSAL = "use engine: textworld (pip install 'gigpo_lightning[textworld]')"
 
 _BLOCK = re.compile(r'\s*(?:#[^\n]*\n\s*)*(?:grammar\s*::\s*"""(.*?)"""\s*;|action\s+([\w/-]+)\s*\{)', re.DOTALL)
@@ -25,7 +25,7 @@ _FIELD = re.compile(r'\s*(?:(?:pddl|grammar)\s*::\s*"""(.*?)"""|(template|feedba
 _CLOSE = re.compile(r"\s*\}")
 _REFERENCE = re.compile(r"#([\w()/!<>\-\s,.]+)#")
 # Plain characters only: the stock grammar reads the others as its own signs.
-_TASK = re.compile(re.escape(TASK_TEXT) + r"""([^;|"<>\[\]#{}\t\n/]+\.)""")
+_TASK = re.compile(re.escape(TASK_PREFIX) + r"""([^;|"<>\[\]#{}\t\n/]+\.)""")
 _BOOKKEEPING = ("increase", "checked", "examined")
 
 
