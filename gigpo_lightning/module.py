@@ -104,7 +104,7 @@ class GiGPOModule(pl.LightningModule):
         if stage == "fit" and self.trainer.world_size > 1:
             # Processes cut their minibatches into unequal numbers of micro-batches, which their reductions do not allow.
             raise ValueError(
-                f"trainer.devices makes {self.trainer.world_size} processes: training runs in one process; set it to 1"
+                f"trainer.devices makes {self.trainer.world_size} processes: training needs 1"
             )
 
     def configure_model(self) -> None:
