@@ -102,10 +102,8 @@ class GiGPOModule(pl.LightningModule):
 
     def setup(self, stage: str) -> None:
         if stage == "fit" and self.trainer.world_size > 1:
-            # Processes cut their minibatches into unequal numbers of micro-batches, which their reductions do not allow.
-            raise ValueError(
-                f"trainer.devices makes {self.trainer.world_size} processes: training needs 1"
-            )
+            # Processes would cut their minibatches into unequal numbers of micro-batches and wait for each other.
+            raise ValueError(f"trainer.devices makes {self.trainer.world_size} processes: training needs 1")
 
     def configure_model(self) -> None:
         self.policy.prepare(self.trainer.datamodule.tasks)  # type: ignore[attr-defined]
