@@ -198,3 +198,11 @@ def test_rows_without_any_advantage_are_left_out_if_asked(skip: bool) -> None:
     )  # fmt: skip
     rows = sorted(row for batch in batches for micro in batch.micro_batches for row in micro)  # type: ignore[attr-defined]
     assert rows == ([0, 2] if skip else [0, 1, 2])
+
+
+def test_the_logged_share_is_the_one_that_credit_used() -> None:
+    assert CreditRule().share(0.3) == 0.3
+    assert CreditRule(estimator="grpo").share(0.3) == 1.0
+    assert CreditRule(estimator="step").share(0.3) == 0.0
+    # A_E + ω·A_S is (1 + ω) times λ·A_E + (1 − λ)·A_S with λ = 1 / (1 + ω).
+    assert CreditRule(combine="additive", omega=3.0).share(0.3) == 0.25

@@ -46,7 +46,7 @@ class LambdaDecay(Callback):
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log the λ that was used and set that of the next collection."""
         data = rollouts(trainer, self)
-        data.report.metrics["credit/lambda"] = data.controls.lam
+        data.report.metrics.setdefault("credit/lambda", data.controls.lam)
         self.apply(data)
 
     def apply(self, data: Rollouts) -> None:

@@ -49,6 +49,12 @@ class CreditRule:
         except ValueError as error:
             raise ValueError(f"data.credit.{error}") from None
 
+    def share(self, lam: float) -> float:
+        """The share of the episode advantage that this rule really gives, for the figures: λ where it is read."""
+        if self.estimator != "gigpo":
+            return 1.0 if self.estimator == "grpo" else 0.0
+        return lam if self.combine == "convex" else 1.0 / (1.0 + self.omega)
+
     def credit(self, groups: Sequence[Group], lam: float) -> Credit:
         """One advantage per turn of these groups, at the present λ."""
         return self._credit(groups, lam, self.estimator)

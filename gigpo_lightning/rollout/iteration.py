@@ -90,7 +90,9 @@ def run_iteration(
         writer.write(groups, names, credit)
     store = RolloutStore(path)
     clock.lap("store")
-    report.settle({**_figures(clock.laps, stats(), len(groups) * spec.members), "credit/lambda": controls.lam})
+    report.settle(
+        {**_figures(clock.laps, stats(), len(groups) * spec.members), "credit/lambda": rule.share(controls.lam)}
+    )
     return store, report
 
 
