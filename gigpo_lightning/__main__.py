@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from gigpo_lightning import __version__
-from gigpo_lightning.cli_errors import did_you_mean, fail, show_traceback
+from gigpo_lightning.cli_errors import fail, show_traceback
+from gigpo_lightning.suggest import did_you_mean
 
 # Commands of LightningCLI, with what they do.
 TRAINER_COMMANDS = {

@@ -5,13 +5,14 @@ Knows the parser's wording; nothing about what the options mean.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
+
+from gigpo_lightning.suggest import did_you_mean
 
 BAD_INPUT = 2
 # Words for the types that the parser names.
@@ -33,12 +34,6 @@ def fail(message: str) -> NoReturn:
 def show_traceback() -> bool:
     """Whether the user asked to see where errors come from (`GIGPO_TRACEBACK=1`)."""
     return os.environ.get("GIGPO_TRACEBACK", "") not in ("", "0")
-
-
-def did_you_mean(given: str, known: Sequence[str]) -> str:
-    """`; did you mean X?` for the name in `known` that is most like `given`, or nothing."""
-    close = difflib.get_close_matches(given, known, n=1)
-    return f"; did you mean {close[0]}?" if close else ""
 
 
 def option_message(message: str, options: Sequence[str], classes: Sequence[str], configs: Sequence[Path]) -> str:

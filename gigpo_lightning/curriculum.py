@@ -6,7 +6,6 @@ any particular world: `difficulty` is handed to `TaskSet.narrow` as it stands.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import yaml
 
 from gigpo_lightning.resources import find_file
+from gigpo_lightning.suggest import did_you_mean
 
 
 class StageError(ValueError):
@@ -134,8 +134,7 @@ def stage_named(stages: Sequence[Stage], name: str, option: str) -> Stage:
     names = [stage.name for stage in stages]
     if name in names:
         return stages[names.index(name)]
-    close = difflib.get_close_matches(name, names, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
+    hint = did_you_mean(name, names, quote="'")
     raise ValueError(
         f"{option}: there is no stage {name!r}{hint} (stages: {', '.join(names) or 'none, no curriculum runs'})"
     )
@@ -169,8 +168,7 @@ def _check_keys(entry: Any, node: yaml.Node) -> None:
     known = [spec.name for spec in fields(Stage)]
     for key in entry:
         if key not in known:
-            close = difflib.get_close_matches(str(key), known, n=1)
-            hint = f"; did you mean `{close[0]}`?" if close else ""
+            hint = did_you_mean(str(key), known, quote="`")
             raise StageError(str(key), f"unknown key `{key}`{hint} (known: {', '.join(known)})")
     # A YAML merge (`<<:`) copies keys in from elsewhere, which the stage may override: those lie outside its own lines.
     own_lines = range(node.start_mark.line, node.end_mark.line + 1)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
+
+from gigpo_lightning.suggest import did_you_mean
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -55,6 +56,5 @@ def find_file(kind: str, name: str) -> Path:
             if (folder / candidate).is_file():
                 return folder / candidate
     shipped = shipped_files(kind)
-    close = difflib.get_close_matches(shipped_names[-1], shipped, n=1)
-    hint = f"; did you mean {close[0]}?" if close else ""
+    hint = did_you_mean(shipped_names[-1], shipped)
     raise ValueError(f"{name}: no such file in {Path.cwd()} nor among the shipped {kind}{hint} ({', '.join(shipped)})")

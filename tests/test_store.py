@@ -14,6 +14,7 @@ from gigpo_lightning.policy.scratch import ScratchPolicy
 from gigpo_lightning.rollout.collection import CreditRule
 from gigpo_lightning.rollout.collector import Collector, EpisodeJob
 from gigpo_lightning.rollout.context import SegmentRule
+from gigpo_lightning.rollout.demonstrations import pack_row
 from gigpo_lightning.rollout.pool import InProcessPool
 from gigpo_lightning.rollout.store import RolloutStore, RolloutWriter
 from gigpo_lightning.trajectory import Group
@@ -135,21 +136,7 @@ def test_cut_by_tokens_keeps_every_row_and_the_budget() -> None:
 
 
 def test_packed_rows_do_not_see_each_other(policy: ScratchPolicy) -> None:
-    store_rows = [s for g in play_groups(policy, None) for e in g.episodes for s in e.segments]
-    rows = [
-        PackRow(
-            *(
-                np.asarray(getattr(s, f), dtype=kind)
-                for f, kind in zip(
-                    ("token_ids", "response_mask", "turn_index", "logprobs", "allowed_ids", "allowed_counts"),
-                    (np.int64, bool, np.int64, np.float32, np.int64, np.int64),
-                    strict=True,
-                )
-            ),
-            advantages=np.zeros(max(s.turn_index) + 1),
-        )
-        for s in store_rows
-    ]
+    rows = [pack_row(s, 0.0) for g in play_groups(policy, None) for e in g.episodes for s in e.segments]
     with torch.no_grad():
         together = policy.chosen_logprobs(pack(rows), 1.0)[0]
         alone = torch.cat([policy.chosen_logprobs(pack([row]), 1.0)[0] for row in rows])
