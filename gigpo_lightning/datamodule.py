@@ -45,9 +45,9 @@ class RolloutDataModule(pl.LightningDataModule):
         max_tokens_per_batch: Tokens of a micro-batch; gradients do not depend on it.
         skip_zero_advantage: Leave out rows in which every advantage is 0, as in groups that all failed: they would only
             feel the entropy bonus and the KL, at full cost. Means over tokens are then over the rows that are kept.
-        lam: λ, the share of the episode advantage in [0, 1], unless a callback sets it.
-        temperature: Sampling temperature, unless a callback sets it.
-        entropy_coef: Weight of the entropy bonus, unless a callback sets it.
+        lam: λ, the share of the episode advantage in [0, 1]; null for 0.8, or what `LambdaDecay` sets.
+        temperature: Sampling temperature; null for 1, or what `Exploration` sets.
+        entropy_coef: Weight of the entropy bonus; null for 0, or what `Exploration` sets.
         max_turns: Turn limit of an episode, unless a curriculum sets it.
         credit: How turns are credited.
         segments: How episodes are cut into training rows.
@@ -74,9 +74,9 @@ class RolloutDataModule(pl.LightningDataModule):
         minibatches: int = 4,
         max_tokens_per_batch: int = 8192,
         skip_zero_advantage: bool = False,
-        lam: float = 0.8,
-        temperature: float = 1.0,
-        entropy_coef: float = 0.0,
+        lam: float | None = None,
+        temperature: float | None = None,
+        entropy_coef: float | None = None,
         max_turns: int = 50,
         credit: CreditRule = _CREDIT,
         segments: SegmentRule = _SEGMENTS,
@@ -110,16 +110,16 @@ class RolloutDataModule(pl.LightningDataModule):
         for name, (value, least) in at_least.items():
             if value < least:
                 raise ValueError(f"data.{name}={value}: must be at least {least}")
-        if not 0.0 <= entropy_coef < float("inf"):
+        if entropy_coef is not None and not 0.0 <= entropy_coef < float("inf"):
             raise ValueError(f"data.entropy_coef={entropy_coef}: must be at least 0; 0 is off, 0.01 a usual value")
         if members < 2:
             raise ValueError(f"data.members={members}: a group needs at least 2 episodes to compare, 8 is usual")
-        if not 0.0 <= lam <= 1.0:
+        if lam is not None and not 0.0 <= lam <= 1.0:
             raise ValueError(
                 f"data.lam={lam}: λ must lie in [0, 1]; 1 is GRPO, 0 is step advantages only, 0.8 is usual"
             )
-        if temperature <= 0:
-            raise ValueError(f"data.temperature={temperature}: must be positive")
+        if temperature is not None and not 0.0 < temperature < float("inf"):
+            raise ValueError(f"data.temperature={temperature}: must be positive, 1 is usual")
         if env_deadline_s <= 0:
             raise ValueError(f"data.env_deadline_s={env_deadline_s}: must be positive, 60 is usual")
         self.tasks = tasks
@@ -132,7 +132,8 @@ class RolloutDataModule(pl.LightningDataModule):
         self.env_workers, self.env_deadline_s = env_workers, env_deadline_s
         self.rollout_dir, self.keep_rollouts, self.seed = rollout_dir, keep_rollouts, seed
         self.transcripts = transcripts
-        self.controls = Controls(lam, temperature, entropy_coef)
+        self.given = {"lam": lam, "temperature": temperature, "entropy_coef": entropy_coef}
+        self.controls = Controls(**{name: value for name, value in self.given.items() if value is not None})
         self.iteration = 0
         self._reached: str | None = None  # the stage of the restored checkpoint
         self.report = RolloutReport()

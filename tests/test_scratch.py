@@ -53,6 +53,23 @@ def test_the_goal_stands_before_every_answer_or_once(repeat: bool) -> None:
     assert occurrences(ids) == ([len(ids) - 1 - len(goal)] if repeat else [2])
 
 
+def test_a_verb_that_is_written_last_is_read_back_first() -> None:
+    policy = made(verb_last=["open"])
+    words = policy.prompt.tokenizer.convert_ids_to_tokens  # type: ignore[attr-defined]
+    ids = policy.prompt.action_ids("open box 1")
+    assert words(ids) == ["box", "1", "open", "<end>"]
+    assert words(policy.prompt.action_ids("take the cup")) == ["take", "the", "cup", "<end>"]  # others as they stand
+    for action in ("open box 1", "open", "take the cup"):
+        assert policy.prompt.action_text(policy.prompt.action_ids(action)) == action
+    with pytest.raises(ValueError, match="'take open' ends with a word of policy.verb_last"):
+        policy.prompt.action_ids("take open")
+
+
+def test_a_verb_of_several_tokens_cannot_be_written_last() -> None:
+    with pytest.raises(ValueError, match="policy.verb_last has 'open box': it must be one entry"):
+        made(verb_last=["open box"])
+
+
 def test_the_seed_decides_the_weights_and_leaves_the_global_generator_alone() -> None:
     torch.manual_seed(5)
     expected = torch.rand(1)
@@ -108,6 +125,7 @@ def test_another_architecture_has_another_identity() -> None:
     assert identity == made(init_seed=3).identity()  # only what the weights' shapes and meaning depend on
     assert identity != made(repeat_instruction=False).identity()
     assert identity != made(layers=3).identity()
+    assert identity != made(verb_last=["open"]).identity()
 
 
 def test_a_cache_longer_than_the_policy_has_positions_is_refused() -> None:

@@ -11,7 +11,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
 from gigpo_lightning.callbacks.curriculum import Curriculum
-from gigpo_lightning.callbacks.seam import Rollouts, find, require_after, rollouts
+from gigpo_lightning.callbacks.seam import Rollouts, find, refuse_given, require_after, rollouts
 from gigpo_lightning.functional.schedules import Schedule, boosted, make_schedule
 
 
@@ -66,7 +66,9 @@ class Exploration(Callback):
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Set the values for the first collection."""
-        self.apply(rollouts(trainer, self), _promoted_at(trainer))
+        data = rollouts(trainer, self)
+        refuse_given(data, self, "temperature", "entropy_coef")
+        self.apply(data, _promoted_at(trainer))
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log the values that were used and set those of the next collection."""

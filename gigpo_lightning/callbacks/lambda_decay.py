@@ -8,7 +8,7 @@ from __future__ import annotations
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
-from gigpo_lightning.callbacks.seam import Rollouts, rollouts
+from gigpo_lightning.callbacks.seam import Rollouts, refuse_given, rollouts
 from gigpo_lightning.functional.schedules import make_schedule
 
 
@@ -41,7 +41,9 @@ class LambdaDecay(Callback):
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Set λ for the first collection."""
-        self.apply(rollouts(trainer, self))
+        data = rollouts(trainer, self)
+        refuse_given(data, self, "lam")
+        self.apply(data)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log the λ that was used and set that of the next collection."""

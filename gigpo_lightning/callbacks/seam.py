@@ -54,6 +54,7 @@ class Rollouts(Protocol):
 
     iteration: int
     controls: Controls
+    given: Mapping[str, float | None]  # of the controls, what the user has set; None where it was left open
     report: Report
 
 
@@ -70,6 +71,20 @@ def rollouts(trainer: pl.Trainer, asker: object) -> Rollouts:
             "give fit a RolloutDataModule or leave the callback out"
         )
     return cast(Rollouts, datamodule)
+
+
+def refuse_given(data: Rollouts, asker: object, *names: str) -> None:
+    """Refuse controls that both the user's options of the datamodule and the callback `asker` set.
+
+    Raises:
+        ValueError: One of `names` was given.
+    """
+    for name in names:
+        if data.given[name] is not None:
+            raise ValueError(
+                f"data.{name}={data.given[name]}: {type(asker).__name__} in trainer.callbacks sets this; set it there, "
+                "or leave that callback out"
+            )
 
 
 def find(trainer: pl.Trainer, kind: type[SomeCallback]) -> SomeCallback | None:

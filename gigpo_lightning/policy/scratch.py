@@ -48,11 +48,14 @@ class ScratchPrompt(PromptFormat):
     """`<bos> observation <task> instruction <act> action <end> observation <task> instruction <act> …`.
 
     With `repeat_instruction` the goal stands at the same short distance before every answer, which one attention layer
-    can find; without it the goal stands once, after `<bos>`. Encodings are remembered.
+    can find; without it the goal stands once, after `<bos>`. An action that starts with a word of `verb_last` is written
+    with that word at its end (`mug 1 from shelf 2 take`): its object is then among the next words allowed, or not, before
+    the policy has to say what to do with it. Encodings are remembered.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, repeat_instruction: bool):
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, repeat_instruction: bool, verb_last: Sequence[str] = ()):
         self.tokenizer, self.repeat_instruction = tokenizer, repeat_instruction
+        self._verb_last = {self._single(verb) for verb in verb_last}
         special = {token: tokenizer.convert_tokens_to_ids(token) for token in SPECIAL}
         self._bos, self._task, self._act = special["<bos>"], special["<task>"], special["<act>"]
         self._end = special["<end>"]
@@ -61,6 +64,15 @@ class ScratchPrompt(PromptFormat):
     @property
     def end_id(self) -> int:
         return self._end
+
+    def _single(self, verb: str) -> int:
+        """The id of a word that must be one token."""
+        ids = self.tokenizer.encode(verb, add_special_tokens=False)
+        if len(ids) != 1:
+            raise ValueError(
+                f"policy.verb_last has {verb!r}: it must be one entry of the world's vocabulary, not {len(ids)} tokens"
+            )
+        return int(ids[0])
 
     def _encode(self, text: str) -> tuple[int, ...]:
         ids = self._encoded.get(text)
@@ -83,10 +95,17 @@ class ScratchPrompt(PromptFormat):
         return [*self._encode(observation), *reminder, self._act]
 
     def action_ids(self, action: str) -> tuple[int, ...]:
-        return (*self._encode(action), self._end)
+        ids = self._encode(action)
+        if ids and ids[0] in self._verb_last:
+            ids = (*ids[1:], ids[0])
+        elif ids and ids[-1] in self._verb_last:
+            raise ValueError(f"action {action!r} ends with a word of policy.verb_last: it could not be read back")
+        return (*ids, self._end)
 
     def action_text(self, token_ids: Sequence[int]) -> str:
         kept = [i for i in token_ids if i != self._end]
+        if kept and kept[-1] in self._verb_last:
+            kept = [kept[-1], *kept[:-1]]
         return str(self.tokenizer.decode(kept))
 
 
@@ -129,6 +148,7 @@ class ScratchPolicy(BasePolicy):
         copy_init: Scale of an initial attention that copies the words it attends to; 0 for none.
         recency_init: Initial preference of attention for near tokens; 0 for none.
         repeat_instruction: Show the goal before every answer instead of once per segment.
+        verb_last: First words of actions that the policy writes at the end: what to act on is chosen before the deed.
         rope_theta: Base of the rotary position code; small bases suit short segments.
         init_seed: Seed of the initial weights.
     """
@@ -145,6 +165,7 @@ class ScratchPolicy(BasePolicy):
         copy_init: float = 1.0,
         recency_init: float = 1.0,
         repeat_instruction: bool = True,
+        verb_last: Sequence[str] = (),
         rope_theta: float = 1000.0,
         init_seed: int = 0,
     ):
@@ -169,6 +190,7 @@ class ScratchPolicy(BasePolicy):
         }
         self.copy_init, self.recency_init = copy_init, recency_init
         self.repeat_instruction = repeat_instruction
+        self.verb_last = sorted(verb_last)
         self.rope_theta = rope_theta
         self.init_seed = init_seed
         self._vocabulary_digest = ""
@@ -195,7 +217,7 @@ class ScratchPolicy(BasePolicy):
         parameters = sum(p.numel() for p in self.model.parameters())
         if parameters > MAX_PARAMETERS:
             raise ValueError(f"policy has {parameters:,} parameters; a scratch policy may have {MAX_PARAMETERS:,}")
-        self.prompt = ScratchPrompt(tokenizer, self.repeat_instruction)
+        self.prompt = ScratchPrompt(tokenizer, self.repeat_instruction, self.verb_last)
         self._vocabulary_digest = hashlib.sha256("\n".join(vocabulary).encode()).hexdigest()[:16]
 
     def identity(self) -> dict[str, Any]:
@@ -203,5 +225,6 @@ class ScratchPolicy(BasePolicy):
             **self.options,
             "rope_theta": self.rope_theta,
             "repeat_instruction": self.repeat_instruction,
+            "verb_last": self.verb_last,
             "vocabulary": self._vocabulary_digest,
         }

@@ -30,9 +30,9 @@ from gigpo_lightning.trajectory import Episode, Group
 class Controls:
     """What callbacks set for the next iteration. `stages` are all that evaluations may play."""
 
-    lam: float
-    temperature: float
-    entropy_coef: float
+    lam: float = 0.8
+    temperature: float = 1.0
+    entropy_coef: float = 0.0
     stage: Stage | None = None
     rehearsal: tuple[Stage, ...] = ()
     stages: tuple[Stage, ...] = ()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from gigpo_lightning.callbacks.checkpoint import IterationCheckpoint
 from gigpo_lightning.callbacks.curriculum import Curriculum
 from gigpo_lightning.callbacks.exploration import Exploration
-from tests.callbacks.tiny import fit
+from tests.callbacks.tiny import TinyRollouts, fit
 
 
 @pytest.mark.parametrize(
@@ -62,6 +63,15 @@ def test_in_a_fit_the_first_collection_of_a_stage_is_boosted(tmp_path: Path) -> 
     assert [entry["temperature"] for entry in data.seen] == pytest.approx([1.0, 1.0, 1.5, 1.25, 1.0])
     assert [entry["entropy_coef"] for entry in data.seen] == pytest.approx([0.01] * 5)
     assert data.report.metrics["rollout/temperature"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("name", ["temperature", "entropy_coef"])
+def test_a_value_of_the_datamodule_as_well_is_refused(name: str) -> None:
+    data = TinyRollouts([0.0])
+    data.given[name] = 0.7
+    trainer = SimpleNamespace(datamodule=data, callbacks=[])
+    with pytest.raises(ValueError, match=f"data.{name}=0.7: Exploration in trainer.callbacks sets this"):
+        Exploration().on_fit_start(trainer, None)  # type: ignore[arg-type]
 
 
 def test_the_wrong_order_is_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -45,6 +46,14 @@ def test_by_hand(options: dict, iteration: int, lam: float) -> None:
     data.iteration = iteration
     LambdaDecay(**options).apply(data)
     assert data.controls.lam == pytest.approx(lam)
+
+
+def test_a_lambda_of_the_datamodule_as_well_is_refused() -> None:
+    data = TinyRollouts([0.0])
+    data.given["lam"] = 0.7
+    trainer = SimpleNamespace(datamodule=data)
+    with pytest.raises(ValueError, match="data.lam=0.7: LambdaDecay in trainer.callbacks sets this"):
+        LambdaDecay().on_fit_start(trainer, None)  # type: ignore[arg-type]
 
 
 def test_in_a_fit_every_collection_sees_its_own_lambda(tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ class TinyRollouts(pl.LightningDataModule):
         self.seed = seed
         self.iteration = 0
         self.controls = Controls()
+        self.given: dict[str, float | None] = {"lam": None, "temperature": None, "entropy_coef": None}
         self.report = Report()
         self.seen: list[dict[str, Any]] = []
 
