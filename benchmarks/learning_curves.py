@@ -12,7 +12,6 @@ machine: the JSON says how many there were. The picture needs the extra `plots`.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import shlex
@@ -37,6 +36,7 @@ from benchmarks.learning_views import (
     stages_of,
     summary,
 )
+from gigpo_lightning.callbacks.evaluation_files import write_json
 
 
 def fit_command(variant: str, seed: int, folder: Path, minutes: float | None, extra: Sequence[str]) -> list[str]:
@@ -100,13 +100,6 @@ def _cpu() -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Write a file that is either whole or not there."""
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    partial.replace(path)
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:

@@ -58,7 +58,11 @@ class PackRow(NamedTuple):
 
 
 def pack(rows: Sequence[PackRow]) -> MicroBatch:
-    """Lay rows end to end. An advantage goes to the tokens of its own turn, and to no other."""
+    """Lay rows end to end. An advantage goes to the tokens of its own turn, and to no other.
+
+    Raises:
+        ValueError: Some chosen tokens were constrained and others were not.
+    """
     chosen, turn, advantages = [], [], []
     offset = turn_offset = 0
     where = [np.flatnonzero(row.response_mask) for row in rows]
@@ -70,6 +74,12 @@ def pack(rows: Sequence[PackRow]) -> MicroBatch:
         offset += len(row.token_ids)
         turn_offset += len(row.advantages)
     counts = _join([row.allowed_counts for row in rows], np.int64)
+    tokens = sum(map(len, where))
+    if len(counts) not in (0, tokens):
+        raise ValueError(
+            f"{len(counts)} of {tokens} chosen tokens were constrained: the world lists admissible actions on some "
+            "turns only; list them on every turn, or set data.constrain to false"
+        )
     return MicroBatch(
         token_ids=_join([row.token_ids for row in rows], np.int64),
         lengths=tuple(len(row.token_ids) for row in rows),

@@ -133,7 +133,10 @@ class RolloutDataModule(pl.LightningDataModule):
         self.rollout_dir, self.keep_rollouts, self.seed = rollout_dir, keep_rollouts, seed
         self.transcripts = transcripts
         self.given = {"lam": lam, "temperature": temperature, "entropy_coef": entropy_coef}
-        self.controls = Controls(**{name: value for name, value in self.given.items() if value is not None})
+        self.controls = Controls()
+        for control, given in self.given.items():
+            if given is not None:
+                setattr(self.controls, control, given)
         self.iteration = 0
         self._reached: str | None = None  # the stage of the restored checkpoint
         self.report = RolloutReport()

@@ -267,6 +267,7 @@ class GiGPOModule(pl.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["policy_identity"] = self.policy.identity()
+        checkpoint["bad_updates"] = self._bad_updates
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         saved, own = checkpoint.get("policy_identity"), self.policy.identity()
@@ -277,6 +278,7 @@ class GiGPOModule(pl.LightningModule):
         ]
         if different:
             raise ValueError("the checkpoint is of another policy: " + "; ".join(different))
+        self._bad_updates = int(checkpoint.get("bad_updates", 0))
         self._settle_reference(checkpoint["state_dict"])
 
     def _settle_reference(self, weights: dict[str, Any]) -> None:

@@ -80,6 +80,11 @@ def test_each_pass_has_its_minibatches_and_every_row_once(
             assert iteration[:minibatches] != iteration[minibatches : 2 * minibatches]
 
 
+def test_lightning_is_told_the_number_of_updates(tmp_path: Path) -> None:
+    trainer, _, _ = fit(tmp_path, data={"passes": 3, "minibatches": 2})
+    assert trainer.num_training_batches == 6  # without it, Lightning fetches one batch ahead
+
+
 def test_more_minibatches_than_rows_are_empty_ones(tmp_path: Path) -> None:
     batches = Batches()
     trainer, _, _ = fit(tmp_path, callbacks=[batches], data={"groups": 1, "members": 2, "minibatches": 5})

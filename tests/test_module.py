@@ -240,6 +240,15 @@ def test_several_bad_updates_in_a_row_stop_the_run_and_name_the_checkpoint(
         fit(tmp_path, epochs=9, callbacks=[IterationCheckpoint()], data=data, model={"max_bad_updates": 3})
 
 
+def test_a_resumed_run_goes_on_counting_bad_updates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = {"passes": 1, "minibatches": 1, "max_tokens_per_batch": 10**9}
+    break_updates(monkeypatch, lambda n: True)
+    fit(tmp_path, epochs=2, callbacks=[IterationCheckpoint()], data=data, model={"max_bad_updates": 3})
+    path = str(tmp_path / "checkpoints/last.ckpt")
+    with pytest.raises(RuntimeError, match="3 updates in a row"):
+        fit(tmp_path, epochs=3, data=data, model={"max_bad_updates": 3}, ckpt_path=path)
+
+
 # -- checkpoints -------------------------------------------------------------------------------------------------------
 
 

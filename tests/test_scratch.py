@@ -61,12 +61,12 @@ def test_a_verb_that_is_written_last_is_read_back_first() -> None:
     assert words(policy.prompt.action_ids("take the cup")) == ["take", "the", "cup", "<end>"]  # others as they stand
     for action in ("open box 1", "open", "take the cup"):
         assert policy.prompt.action_text(policy.prompt.action_ids(action)) == action
-    with pytest.raises(ValueError, match="'take open' ends with a word of policy.verb_last"):
+    with pytest.raises(ValueError, match=r"'take open' ends with a word of policy\.verb_last"):
         policy.prompt.action_ids("take open")
 
 
 def test_a_verb_of_several_tokens_cannot_be_written_last() -> None:
-    with pytest.raises(ValueError, match="policy.verb_last has 'open box': it must be one entry"):
+    with pytest.raises(ValueError, match=r"policy\.verb_last has 'open box': it must be one entry"):
         made(verb_last=["open box"])
 
 

@@ -127,6 +127,14 @@ def test_pack_by_hand() -> None:
     assert batch.allowed_counts is not None and batch.allowed_counts.tolist() == [2, 2, 3]
 
 
+def test_rows_of_which_only_some_were_constrained_are_refused() -> None:
+    constrained = PackRow(*(np.array(x) for x in ([5, 9], [False, True], [-1, 0], [0, -0.1], [9, 4], [2], [0.5])))
+    free = constrained._replace(allowed_ids=np.zeros(0, np.int64), allowed_counts=np.zeros(0, np.int64))
+    assert pack([free, free]).allowed_counts is None
+    with pytest.raises(ValueError, match=r"1 of 2 chosen tokens were constrained.*data\.constrain to false"):
+        pack([constrained, free])
+
+
 def test_cut_by_tokens_keeps_every_row_and_the_budget() -> None:
     lengths = [7, 3, 12, 5, 5, 40, 1]
     parts = cut_by_tokens(lengths, 20)

@@ -126,9 +126,8 @@ class IterationProgress(ProgressBar):
         mean_s = sum(self._durations_s) / len(self._durations_s)
         iterations = _iterations(trainer)
         left_s = [] if iterations is None else [(iterations - data.iteration) * mean_s]
-        timer = find(trainer, Timer)
-        remaining_s = timer.time_remaining() if timer else None
-        left_s += [] if remaining_s is None else [remaining_s]
+        timers = [timer.time_remaining() for timer in trainer.callbacks if isinstance(timer, Timer)]  # type: ignore[attr-defined]
+        left_s += [remaining_s for remaining_s in timers if remaining_s is not None]
         self.figures = Figures(
             data.iteration,
             iterations,

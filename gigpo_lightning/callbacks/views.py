@@ -19,6 +19,7 @@ from gigpo_lightning.callbacks.curriculum import Curriculum
 from gigpo_lightning.callbacks.exploration import Exploration
 from gigpo_lightning.callbacks.lambda_decay import LambdaDecay
 from gigpo_lightning.callbacks.seam import require_after, rollouts
+from gigpo_lightning.policy.base import BasePolicy
 
 # Charts of the "custom scalars" tab; the tags are regular expressions, so that a chart takes what a run has.
 LAYOUT: dict[str, dict[str, list[Any]]] = {
@@ -89,7 +90,8 @@ class TensorBoardViews(Callback):
         rollouts(trainer, self)
         for logger in _boards(trainer):
             logger.experiment.add_custom_scalars(LAYOUT)
-            _write_hparams(logger, hyperparameters(pl_module, trainer.datamodule))  # type: ignore[attr-defined]
+            values = hyperparameters(pl_module, trainer.datamodule)  # type: ignore[attr-defined]
+            _write_hparams(logger, values | _rates(trainer))
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log the iteration: what the module measured and what the rollouts report."""
@@ -121,14 +123,33 @@ class TensorBoardViews(Callback):
 
 
 def hyperparameters(module: object, datamodule: object) -> dict[str, int | float | str | bool]:
-    """The plain public attributes that set up a run, and those of their frozen dataclasses, without Lightning's own."""
+    """The plain public attributes that set up a run, those of their frozen dataclasses, and the policy's identity.
+
+    Lightning's own attributes are left out.
+    """
     lightnings = vars(pl.LightningModule()).keys() | vars(pl.LightningDataModule()).keys() | {"iteration"}
     found: dict[str, int | float | str | bool] = {}
     for prefix, owner in (("model", module), ("data", datamodule)):
         for name, value in vars(owner).items():
             if name not in lightnings and not name.startswith("_"):
                 found |= _plain(f"{prefix}.{name}", value)
+    policy = getattr(module, "policy", None)
+    if isinstance(policy, BasePolicy):
+        for name, value in policy.identity().items():
+            found |= _plain(f"model.policy.{name}", value)
     return found
+
+
+def _rates(trainer: pl.Trainer) -> dict[str, int | float | str | bool]:
+    """The kind and the first learning rate of the optimiser."""
+    return {
+        key: value
+        for optimizer in trainer.optimizers[:1]
+        for key, value in (
+            ("model.optimizer", type(optimizer).__name__),
+            ("model.optimizer.lr", float(optimizer.param_groups[0]["lr"])),
+        )
+    }
 
 
 def _plain(name: str, value: Any) -> dict[str, int | float | str | bool]:

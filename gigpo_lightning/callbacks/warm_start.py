@@ -41,11 +41,11 @@ class WarmStart(Callback):
 
     def __init__(
         self,
-        episodes: int = 256,
+        episodes: int = 1500,
         stages: int | None = None,
-        epochs: int = 4,
+        epochs: int = 3,
         batch_episodes: int = 32,
-        lr: float = 1e-3,
+        lr: float = 3e-3,
     ):
         for name, value in (("episodes", episodes), ("epochs", epochs), ("batch_episodes", batch_episodes)):
             if value < 1:
@@ -112,6 +112,8 @@ class WarmStart(Callback):
                     rows = [s for i in order[start : start + self.batch_episodes] for s in shown[i]]
                     micro = _micro_batches(rows, max_tokens)
                     chosen = sum(len(m.chosen) for m in micro)
+                    if not chosen:  # every action of these episodes was the only one allowed
+                        continue
                     optimizer.zero_grad()
                     for batch in micro:
                         logprobs, _ = policy.chosen_logprobs(batch.to(device), 1.0)
@@ -121,6 +123,10 @@ class WarmStart(Callback):
                     torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
                     optimizer.step()
                     count += chosen
+                if not count:
+                    raise ValueError(
+                        "WarmStart: the expert's episodes have no choice to learn from; leave WarmStart out"
+                    )
                 losses.append(total / count)
         return losses
 

@@ -48,9 +48,9 @@ class ScratchPrompt(PromptFormat):
     """`<bos> observation <task> instruction <act> action <end> observation <task> instruction <act> …`.
 
     With `repeat_instruction` the goal stands at the same short distance before every answer, which one attention layer
-    can find; without it the goal stands once, after `<bos>`. An action that starts with a word of `verb_last` is written
-    with that word at its end (`mug 1 from shelf 2 take`): its object is then among the next words allowed, or not, before
-    the policy has to say what to do with it. Encodings are remembered.
+    can find; without it the goal stands once, after `<bos>`. An action that starts with a word of `verb_last` is
+    written with that word at its end (`mug 1 from shelf 2 take`): whether its object is there is then a question of the
+    words allowed, not one that the policy must answer before it names the object. Encodings are remembered.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, repeat_instruction: bool, verb_last: Sequence[str] = ()):

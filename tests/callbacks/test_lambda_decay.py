@@ -52,7 +52,7 @@ def test_a_lambda_of_the_datamodule_as_well_is_refused() -> None:
     data = TinyRollouts([0.0])
     data.given["lam"] = 0.7
     trainer = SimpleNamespace(datamodule=data)
-    with pytest.raises(ValueError, match="data.lam=0.7: LambdaDecay in trainer.callbacks sets this"):
+    with pytest.raises(ValueError, match=r"data\.lam=0\.7: LambdaDecay in trainer.callbacks sets this"):
         LambdaDecay().on_fit_start(trainer, None)  # type: ignore[arg-type]
 
 

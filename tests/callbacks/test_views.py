@@ -18,6 +18,7 @@ from gigpo_lightning.callbacks import views
 from gigpo_lightning.callbacks.checkpoint import IterationCheckpoint
 from gigpo_lightning.callbacks.lambda_decay import LambdaDecay
 from gigpo_lightning.callbacks.views import LAYOUT, TensorBoardViews, hyperparameters
+from gigpo_lightning.policy.scratch import ScratchPolicy
 from tests.callbacks.tiny import TinyModule, TinyRollouts, fit
 
 
@@ -90,6 +91,8 @@ def test_layout_and_hparams_are_in_the_same_run(tmp_path: Path) -> None:
     content = events.summary_metadata["_hparams_/session_start_info"].plugin_data.content
     start = plugin_data_pb2.HParamsPluginData.FromString(content).session_start_info
     assert start.hparams["data.seed"].number_value == 0
+    assert start.hparams["model.optimizer"].string_value == "Adam"
+    assert start.hparams["model.optimizer.lr"].number_value == pytest.approx(0.01)
     assert len(list((tmp_path / "board").glob("events*"))) == 1
 
 
@@ -106,6 +109,13 @@ def test_the_chart_of_seconds_leaves_out_what_is_per_second() -> None:
     assert not seconds.match("time/rollout_tokens_per_s")
     assert throughput.match("time/rollout_tokens_per_s")
     assert not throughput.match("time/rollout_s")
+
+
+def test_the_options_of_the_policy_are_hyperparameters() -> None:
+    module = SimpleNamespace(policy=ScratchPolicy(hidden_size=32, heads=2, verb_last=["take"]))
+    found = hyperparameters(module, SimpleNamespace())
+    assert found["model.policy.hidden_size"] == 32
+    assert found["model.policy.rope_theta"] == 1000.0
 
 
 def test_hyperparameters_are_plain_and_ours() -> None:

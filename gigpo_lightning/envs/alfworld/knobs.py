@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -10,6 +9,7 @@ from typing import Any
 
 from gigpo_lightning.envs.alfworld.goals import TASK_TYPES
 from gigpo_lightning.envs.alfworld.rooms import ROOMS
+from gigpo_lightning.suggest import did_you_mean
 
 Range = tuple[float, float]
 
@@ -76,9 +76,8 @@ class Knobs:
             empty = changed[name][0] > changed[name][1]
         else:
             known = sorted((*_CHOICES, *_RANGES))
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"known knobs: {', '.join(known)}"
-            raise ValueError(f"difficulty has no knob {name!r}; {hint}")
+            hint = did_you_mean(name, known, quote="'")
+            raise ValueError(f"difficulty has no knob {name!r}; known knobs: {', '.join(known)}{hint}")
         if empty:
             raise ValueError(f"difficulty {name}: {value!r} leaves no task: {name} is already {self.value(name)}")
         return replace(self, **changed)
@@ -136,9 +135,8 @@ def _choice(name: str, value: Any, allowed: tuple[str, ...]) -> tuple[str, ...]:
         raise ValueError(f"difficulty {name} must be one of or a list of {', '.join(allowed)}; got {value!r}")
     for one in chosen:
         if one not in allowed:
-            close = difflib.get_close_matches(str(one), allowed, n=1, cutoff=0.4)
-            hint = f"did you mean {close[0]!r}?" if close else "none of these"
-            raise ValueError(f"difficulty {name}: {one!r} is none of {', '.join(allowed)}; {hint}")
+            hint = did_you_mean(str(one), allowed, quote="'")
+            raise ValueError(f"difficulty {name}: {one!r} is none of {', '.join(allowed)}{hint}")
     return tuple(chosen)
 
 
