@@ -10,50 +10,65 @@ from collections.abc import Iterable, Sequence
 
 
 class ActionTrie:
-    """One node of the trie. Every action ends with the same end token, so that none is the prefix of another."""
+    """One node of the trie; what lies below it is made when it is asked for, as most of it never is.
 
-    __slots__ = ("action", "allowed", "children")
+    Attributes:
+        allowed: The tokens that may come next, in ascending order; empty at a leaf.
+        action: The action that is complete here; None above the leaves.
+    """
 
-    def __init__(self) -> None:
-        self.children: dict[int, ActionTrie] = {}
+    __slots__ = ("_below", "_children", "_depth", "action", "allowed")
+
+    def __init__(self, actions: Sequence[tuple[str, Sequence[int]]], depth: int = 0) -> None:
+        self._depth = depth
+        self._below: dict[int, list[tuple[str, Sequence[int]]]] = {}
+        self._children: dict[int, ActionTrie] = {}
         self.action: str | None = None
-        self.allowed: tuple[int, ...] = ()
+        for entry in actions:
+            text, token_ids = entry
+            if len(token_ids) > depth:
+                self._below.setdefault(token_ids[depth], []).append(entry)
+            else:
+                self.action = text
+        self.allowed = tuple(sorted(self._below))
 
     @classmethod
     def build(cls, actions: Iterable[tuple[str, Sequence[int]]]) -> ActionTrie:
-        """The trie of `(action text, token ids)` pairs.
+        """The trie of `(action text, token ids)` pairs. The token that ends one action must end all, and only end them.
 
         Raises:
-            ValueError: Two actions have the same tokens, one is a prefix of another, or there is none.
+            ValueError: Two actions have the same tokens, one could be a prefix of another, or there is none.
         """
-        root = cls()
-        for text, token_ids in actions:
-            node = root
-            for token_id in token_ids:
-                child = node.children.get(token_id)
-                if child is None:
-                    child = node.children[token_id] = cls()
-                node = child
-            if node.action is not None or node.children or node is root:
-                raise ValueError(f"action {text!r} cannot be told from {node.action!r} by its tokens {list(token_ids)}")
-            node.action = text
-        if not root.children:
+        entries = list(actions)
+        if not entries:
             raise ValueError("no admissible action: the environment must list at least one, or None")
-        root._close()
-        return root
+        end = entries[0][1][-1:]
+        seen: dict[tuple[int, ...], str] = {}
+        for text, token_ids in entries:
+            if not end or token_ids[-1:] != end or end[0] in token_ids[:-1]:
+                raise ValueError(f"action {text!r} could be a prefix of another action by its tokens {list(token_ids)}")
+            key = tuple(token_ids)
+            if key in seen:
+                raise ValueError(f"action {text!r} cannot be told from {seen[key]!r} by its tokens {list(key)}")
+            seen[key] = text
+        return cls(entries)
 
-    def _close(self) -> None:
-        if self.action is not None and self.children:
-            raise ValueError(f"action {self.action!r} is a prefix of another action by its tokens")
-        self.allowed = tuple(sorted(self.children))
-        for child in self.children.values():
-            child._close()
+    def child(self, token_id: int) -> ActionTrie:
+        """The node after one of the `allowed` tokens.
+
+        Raises:
+            KeyError: The token is not allowed here.
+        """
+        child = self._children.get(token_id)
+        if child is None:
+            child = self._children[token_id] = ActionTrie(self._below[token_id], self._depth + 1)
+        return child
 
     def follow_forced(self) -> tuple[list[int], ActionTrie]:
         """The tokens that have no alternative from here on, and the node after them (a choice or a leaf)."""
         forced: list[int] = []
         node = self
-        while len(node.children) == 1:
-            token_id, node = next(iter(node.children.items()))
-            forced.append(token_id)
+        while len(node.allowed) == 1:
+            forced.append(node.allowed[0])
+            node = node.child(node.allowed[0])
         return forced, node

@@ -61,6 +61,7 @@ class TrieCache:
     def __init__(self, prompt: PromptFormat):
         self._prompt = prompt
         self._tries: dict[tuple[str, ...], ActionTrie] = {}
+        self._spelled: dict[str, tuple[int, ...]] = {}
 
     def get(self, actions: tuple[str, ...]) -> ActionTrie:
         """The trie of these actions."""
@@ -68,6 +69,12 @@ class TrieCache:
         if trie is None:
             if len(self._tries) >= TRIES_KEPT:
                 self._tries.clear()
-            trie = ActionTrie.build((action, self._prompt.action_ids(action)) for action in actions)
-            self._tries[actions] = trie
+                self._spelled.clear()
+            trie = self._tries[actions] = ActionTrie.build((action, self._spell(action)) for action in actions)
         return trie
+
+    def _spell(self, action: str) -> tuple[int, ...]:
+        token_ids = self._spelled.get(action)
+        if token_ids is None:
+            token_ids = self._spelled[action] = self._prompt.action_ids(action)
+        return token_ids

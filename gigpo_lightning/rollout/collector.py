@@ -205,7 +205,7 @@ class Collector:
             row.context.choose(choice.token_id, choice.logprob, ids)
             row.sampled += 1
             if row.node is not None:
-                self._descend(row, row.node.children[choice.token_id])
+                self._descend(row, row.node.child(choice.token_id))
             elif choice.token_id == self._policy.prompt.end_id or row.sampled >= self._max_action_tokens:
                 row.action = self._policy.prompt.action_text(row.context.action_so_far)
         self.stats.policy_s += time.perf_counter() - begin

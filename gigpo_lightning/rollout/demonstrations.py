@@ -57,13 +57,13 @@ def _spell(
     """Append the action's tokens, as choices where there are alternatives."""
     node = tries.get(admissible)
     for token_id in token_ids:
-        if token_id not in node.children:
+        if token_id not in node.allowed:
             raise ValueError(f"the expert took {action!r}, which is not among {len(admissible)} admissible actions")
         if len(node.allowed) == 1:
             context.force([token_id])
         else:
             context.choose(token_id, 0.0, node.allowed)
-        node = node.children[token_id]
+        node = node.child(token_id)
 
 
 def pack_row(segment: Segment, advantage: float) -> PackRow:

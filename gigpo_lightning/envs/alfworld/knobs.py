@@ -135,7 +135,7 @@ def _choice(name: str, value: Any, allowed: tuple[str, ...]) -> tuple[str, ...]:
         raise ValueError(f"difficulty {name} must be one of or a list of {', '.join(allowed)}; got {value!r}")
     for one in chosen:
         if one not in allowed:
-            hint = did_you_mean(str(one), allowed, quote="'")
+            hint = did_you_mean(str(one), allowed, quote="'", cutoff=0.4)
             raise ValueError(f"difficulty {name}: {one!r} is none of {', '.join(allowed)}{hint}")
     return tuple(chosen)
 
