@@ -6,19 +6,23 @@ What is trained, and on what, is the module's and the datamodule's; this file on
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 # Imported for their names: a class that is loaded can be written in YAML without its module.
 import gigpo_lightning.envs.alfworld.tasks
 import gigpo_lightning.policy.scratch  # noqa: F401
 from gigpo_lightning.callbacks import EvaluationFiles
+from gigpo_lightning.cli_checks import check_callbacks, check_options
 from gigpo_lightning.cli_config import resolve_configs, run_name, saved_config
 from gigpo_lightning.cli_errors import fail, option_message, show_traceback
 from gigpo_lightning.cli_faults import Constructors, is_bad_input, message
@@ -28,6 +32,11 @@ from gigpo_lightning.datamodule import RolloutDataModule
 from gigpo_lightning.envs.base import TaskSet
 from gigpo_lightning.module import GiGPOModule
 from gigpo_lightning.policy.base import BasePolicy
+
+# What a checkpoint holds: that of any module, what is added by ours, and what only training needs.
+_ENTRIES = ("state_dict", "pytorch-lightning_version")
+_OUR_ENTRIES = ("policy_identity", "RolloutDataModule")
+_TRAINING_ENTRIES = ("loops", "callbacks", "optimizer_states", "lr_schedulers")
 
 
 def run(command: str, args: Sequence[str]) -> None:
@@ -74,7 +83,7 @@ class GiGPOCLI(LightningCLI):
             super().__init__(
                 model_class,
                 datamodule_class,
-                save_config_callback=SaveConfigCallback,
+                save_config_callback=_SaveConfigLate,
                 save_config_kwargs={"overwrite": True},  # the folder is this run's own
                 trainer_defaults={"callbacks": [self.begun]},
                 parser_class=_Parser,
@@ -82,9 +91,15 @@ class GiGPOCLI(LightningCLI):
                 seed_everything_default=0,
                 auto_configure_optimizers=False,
             )
-        except Exception as error:
-            self._end_if_bad_input(error)
+        except BaseException as error:
+            if self.place is not None:
+                self.place.folder.discard()
+            if isinstance(error, Exception):
+                self._end_if_bad_input(error)
             raise
+        finally:
+            if self.place is not None:
+                self.place.folder.release()
 
     # -- command line --------------------------------------------------------------------------------------------------
 
@@ -120,12 +135,22 @@ class GiGPOCLI(LightningCLI):
         options = self.config[self.command]
         wanted, options["ckpt_path"] = options.get("ckpt_path"), None
         options["weights_only"] = True  # a checkpoint is data: nothing in it may be executed
+        fitting = self.command == "fit"
+        ours = issubclass(self.model_class, GiGPOModule)  # type: ignore[arg-type]
         self.place = place_run(
             self.command,
             Path(options["runs_dir"]) / run_name(self.config_paths),
             given_folder=options["trainer"].get("default_root_dir"),
             wanted=wanted,
+            checkpoints=_checkpoint_folder(options["trainer"].get("callbacks")),
+            entries=_ENTRIES + _OUR_ENTRIES * ours + _TRAINING_ENTRIES * fitting,
         )
+        if not fitting and wanted is None:
+            rank_zero_only(print)(
+                f"warning: {self.command} without --ckpt_path plays the policy as it is before any training; "
+                "--ckpt_path best, last or a file chooses a trained one",
+                file=sys.stderr,
+            )
 
     def after_instantiate_classes(self) -> None:
         """Hand the chosen checkpoint to the trainer's method."""
@@ -135,13 +160,19 @@ class GiGPOCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """The trainer, writing into the run's folder."""
         assert self.place is not None
-        listed = self._get(self.config_init, "trainer").get("callbacks") or []
+        options = self._get(self.config_init, "trainer")
+        listed = options.get("callbacks") or []
         listed = listed if isinstance(listed, list) else [listed]
+        check_callbacks(listed)
+        check_options(options, listed, self.model)
         self.files = next((callback for callback in listed if isinstance(callback, EvaluationFiles)), self.files)
         if self.files not in listed:
             self.trainer_defaults["callbacks"].append(self.files)
+        if options.get("max_time") is not None:  # Lightning would cut the iteration that is under way in two
+            self.trainer_defaults["callbacks"].append(Timer(options["max_time"], interval="epoch"))
+            kwargs["max_time"] = None
         folder = self.place.folder.path
-        if self._get(self.config_init, "trainer").get("logger") in (None, True):
+        if options.get("logger") in (None, True):
             logger = TensorBoardLogger(folder.parent, name="", version=folder.name, default_hp_metric=False)
             kwargs["logger"] = logger
         return super().instantiate_trainer(default_root_dir=str(folder), **kwargs)
@@ -177,11 +208,7 @@ class GiGPOCLI(LightningCLI):
     def _end_if_bad_input(self, error: Exception) -> None:
         """End with one message if the error is bad input."""
         cause = self.constructors.cause(error)
-        if not is_bad_input(cause, self.begun.yes):
-            return
-        if self.place is not None:
-            self.place.folder.discard()
-        if not show_traceback():
+        if is_bad_input(cause, self.begun.yes) and not show_traceback():
             fail(message(cause, self.place.folder.path if self.place is not None else None))
 
 
@@ -196,6 +223,19 @@ class _Begun(pl.Callback):
         self.yes = True
 
     on_train_start = on_validation_start = on_test_start = on_predict_start = on_sanity_check_start
+
+
+class _SaveConfigLate(SaveConfigCallback):
+    """Writes `config.yaml` when the first batch is near: a refused command changes nothing in a run's folder."""
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Nothing: a checkpoint that is loaded later may still be refused."""
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Checkpoint and loaders are accepted."""
+        super().setup(trainer, pl_module, str(trainer.state.stage))
+
+    on_validation_start = on_test_start = on_predict_start = on_train_start
 
 
 class _Parser(LightningArgumentParser):
@@ -220,3 +260,12 @@ def _subclasses(*bases: type) -> list[type]:
     for base in bases:
         below += base.__subclasses__()
     return below + (_subclasses(*below) if below else [])
+
+
+def _checkpoint_folder(callbacks: Any) -> str | None:
+    """The folder that `IterationCheckpoint` is told to write into, in the list of callbacks as it is parsed."""
+    for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
+        if callback and callback["class_path"].rsplit(".")[-1] == "IterationCheckpoint":
+            folder: str | None = (callback.get("init_args") or {}).get("folder")
+            return folder
+    return None

@@ -1,6 +1,6 @@
 """Which configuration files a command line names, and under which name the run is kept.
 
-Knows the text of the command line only; what the files say is read by the parser.
+Knows the text of the command line only; what the files say is the parser's business, if they can be read at all.
 """
 
 from __future__ import annotations
@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import yaml
+
+from gigpo_lightning.cli_faults import yaml_problem
 from gigpo_lightning.cli_run import run_of_checkpoint
 from gigpo_lightning.resources import find_file, shipped_files
 
@@ -24,7 +27,7 @@ def resolve_configs(args: Sequence[str]) -> tuple[list[str], list[Path]]:
         The command line with paths, and these paths in the order in which they overlay each other.
 
     Raises:
-        ValueError: There is no such file, or the name is missing.
+        ValueError: There is no such file, it is not YAML with keys, or the name is missing.
     """
     resolved: list[str] = []
     paths: list[Path] = []
@@ -38,6 +41,7 @@ def resolve_configs(args: Sequence[str]) -> tuple[list[str], list[Path]]:
         if not name or name.startswith("--"):
             raise ValueError(f"--config: the name of a file is missing ({', '.join(shipped_files('configs'))})")
         path = _locate(name)
+        _check_readable(path)
         paths.append(path)
         resolved += ["--config", str(path)]
     return resolved, paths
@@ -77,3 +81,18 @@ def _locate(name: str) -> Path:
         return find_file("configs", name)
     except ValueError as error:
         raise ValueError(f"--config {error}") from None
+
+
+def _check_readable(path: Path) -> None:
+    """Refuse a file that the parser could not read: its messages do not name the file."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"--config {path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"--config {path}: not UTF-8 text: {error.reason} at byte {error.start}") from error
+    except yaml.YAMLError as error:
+        raise ValueError(f"--config {path}: not readable as YAML: {yaml_problem(error)}") from None
+    if not isinstance(content, dict):
+        found = "is empty" if content is None else f"holds a {type(content).__name__}"
+        raise ValueError(f"--config {path}: expected `key: value` lines, but the file {found}")

@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import lightning
+import yaml
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 import gigpo_lightning
@@ -39,7 +40,7 @@ class Constructors:
     def cause(self, error: Exception) -> Exception:
         """The constructor's error where `error` only reports that one."""
         first = self.first_error
-        return first if first is not None and str(first) in str(error) else error
+        return first if first is not None and _one_line(first) in _one_line(error) else error
 
 
 def is_bad_input(error: Exception, begun: bool) -> bool:
@@ -69,8 +70,22 @@ def message(error: Exception, folder: Path | None) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename or folder or 'disk'}: {error.strerror}"
     text = str(error).strip() or type(error).__name__
+    if isinstance(error.__cause__, yaml.YAMLError):
+        text = text.replace(str(error.__cause__), yaml_problem(error.__cause__))
     explained = _raised_by(error, gigpo_lightning) or _raised_by(error, lightning)
     return text if explained else f"{text} (GIGPO_TRACEBACK=1 shows where this comes from)"
+
+
+def yaml_problem(error: yaml.YAMLError) -> str:
+    """What is wrong with a YAML text, and in which line, in place of PyYAML's five lines."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return _one_line(error)
+    return f"line {mark.line + 1}, column {mark.column + 1}: {getattr(error, 'problem', None) or 'not YAML'}"
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def _raised_by(error: Exception, package: ModuleType) -> bool:

@@ -1,25 +1,18 @@
 """Which folder a command writes into and which checkpoint it starts from.
 
-`--ckpt_path last` and `best` mean the newest run of the configuration. Knows folders and checkpoint files; what is in a
-checkpoint is checked by those who load it.
+`--ckpt_path last` and `best` mean the newest run of the configuration that has a checkpoint. Knows folders and files;
+of what is in a checkpoint only which entries there must be.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gigpo_lightning.callbacks.durable import damage, newest_complete
-from gigpo_lightning.cli_run import (
-    RunFolder,
-    check_space,
-    check_writable,
-    claim,
-    newest_version,
-    run_of_checkpoint,
-    take,
-)
+from gigpo_lightning.callbacks.durable import damage, lacking, newest_complete
+from gigpo_lightning.cli_run import RunFolder, claim, reopen, run_of_checkpoint, take, versions_of
 
 NAMED = ("last", "best")
 
@@ -32,58 +25,92 @@ class Place:
     checkpoint: str | None
 
 
-def place_run(command: str, runs: Path, *, given_folder: str | None = None, wanted: str | None = None) -> Place:
+def place_run(
+    command: str,
+    runs: Path,
+    *,
+    given_folder: str | None = None,
+    wanted: str | None = None,
+    checkpoints: str | None = None,
+    entries: Sequence[str] = (),
+) -> Place:
     """Choose folder and checkpoint of a command.
 
-    `fit` gets a new folder `version_<k>`, or the newest one if it continues that with `last`. The other commands get
+    `fit` gets a new folder `version_<k>`, or that of the run which it continues with `last`. The other commands get
     `<command>_<k>` inside the run that their checkpoint comes from.
 
     Args:
         command: `fit`, `validate`, `test` or `predict`.
         runs: The folder of all runs of this configuration.
-        given_folder: The folder to write into, where the user names one.
+        given_folder: The folder of the run, where the user names one.
         wanted: `--ckpt_path`: a file, `last`, `best` or None.
+        checkpoints: The folder that `IterationCheckpoint` is told to write into; None for the run's own.
+        entries: What a checkpoint must hold.
 
     Raises:
-        ValueError: There is no such run or checkpoint, or it is damaged.
+        ValueError: There is no such run or checkpoint, it is damaged or not one of ours; the folder holds another run
+            or is in use.
         OSError: The folder cannot be written, or the disk is nearly full.
     """
-    run = Path(given_folder) if given_folder else newest_version(runs)
-    checkpoint = _named(command, wanted, run, runs) if wanted in NAMED else _file(wanted)
-    if command == "fit" and wanted == "last":
-        assert run is not None
-        check_space(run)
-        check_writable(run)
-        return Place(RunFolder(run, fresh=False), checkpoint)
-    if given_folder:
-        return Place(take(Path(given_folder)), checkpoint)
-    if command == "fit":
-        return Place(claim(runs, "version"), checkpoint)
-    home = run_of_checkpoint(Path(checkpoint)) if checkpoint else None
-    return Place(claim(home or runs, command), checkpoint)
+    given = Path(given_folder) if given_folder else None
+    home: Path | None
+    if wanted in NAMED:
+        home, checkpoint = _named(command, wanted, given or runs, [given] if given else versions_of(runs), checkpoints)
+    else:
+        checkpoint = _file(wanted)
+        home = run_of_checkpoint(Path(checkpoint)) if checkpoint else None
+    if checkpoint and "://" not in checkpoint and (missing := lacking(Path(checkpoint), entries)):
+        raise ValueError(f"--ckpt_path {wanted}: not a checkpoint of gigpo_lightning: it lacks {', '.join(missing)}")
+    if command != "fit":
+        return Place(claim(given or home or runs, command), checkpoint)
+    if wanted == "last":
+        assert home is not None
+        return Place(reopen(home), checkpoint)
+    return Place(take(given) if given else claim(runs, "version"), checkpoint)
 
 
-def _named(command: str, wanted: str | None, run: Path | None, runs: Path) -> str | None:
-    """The file that `last` or `best` means; None for a run that `fit` must begin again."""
-    if run is None or not run.is_dir():
+def _named(
+    command: str, wanted: str, where: Path, runs: Sequence[Path], checkpoints: str | None
+) -> tuple[Path, str | None]:
+    """The run and the file that `last` or `best` means; no file for a run that `fit` must begin again.
+
+    Args:
+        command: The command.
+        wanted: `last` or `best`.
+        where: Where the runs are sought, for the message.
+        runs: The runs, newest first.
+        checkpoints: The folder of the checkpoints, where it is not the run's own.
+    """
+    runs = [run for run in runs if run.is_dir()]
+    if not runs:
         raise ValueError(
-            f"--ckpt_path {wanted}: there is no run in {runs} yet; start one with fit, or give the path of a checkpoint"
+            f"--ckpt_path {wanted}: there is no run in {where} yet; start one with fit, or name a checkpoint file"
         )
-    folder = run / "checkpoints"
-    best = folder / "best.ckpt"
-    if wanted == "best" and best.exists():
-        problem = damage(best)
-        if problem is None:
-            return str(best.resolve())
-        print(f"checkpoint {best} is passed over: {problem}", file=sys.stderr)
-    newest = newest_complete(folder)
-    if newest is not None:
-        return str(newest)
+    folders = [Path(checkpoints) if checkpoints else run / "checkpoints" for run in runs]
+    for run, folder in zip(runs, folders, strict=True):
+        checkpoint = _best(folder) if wanted == "best" else None
+        checkpoint = checkpoint or newest_complete(folder)
+        if checkpoint is not None:
+            if run != runs[0]:
+                print(f"{runs[0]} has no whole checkpoint: {wanted} is that of {run}", file=sys.stderr)
+            return run, str(checkpoint)
     # A run killed in its first iteration has nothing to continue from; one that had several checkpoints has lost them.
-    if command == "fit" and len(list(folder.glob("*.ckpt"))) <= 1:
-        print(f"no iteration of {run} was finished: it starts again from its beginning", file=sys.stderr)
+    if command == "fit" and len(list(folders[0].glob("*.ckpt"))) <= 1:
+        print(f"no iteration of {runs[0]} was finished: it starts again from its beginning", file=sys.stderr)
+        return runs[0], None
+    raise ValueError(f"--ckpt_path {wanted}: there is no whole checkpoint in {folders[0]}")
+
+
+def _best(folder: Path) -> Path | None:
+    """The best checkpoint, if it is whole."""
+    best = folder / "best.ckpt"
+    if not best.exists():
         return None
-    raise ValueError(f"--ckpt_path {wanted}: there is no whole checkpoint in {folder}")
+    problem = damage(best)
+    if problem is None:
+        return best.resolve()
+    print(f"checkpoint {best} is passed over: {problem}", file=sys.stderr)
+    return None
 
 
 def _file(wanted: str | None) -> str | None:
@@ -93,7 +120,9 @@ def _file(wanted: str | None) -> str | None:
     path = Path(wanted)
     if not path.exists():
         raise ValueError(f"--ckpt_path {wanted}: no such file (a path, {' or '.join(NAMED)})")
-    problem = None if path.is_dir() else damage(path)  # a folder is a sharded checkpoint
+    if path.is_dir():
+        raise ValueError(f"--ckpt_path {wanted}: a folder; name a checkpoint file, {' or '.join(NAMED)}")
+    problem = damage(path)
     if problem is not None:
         raise ValueError(f"--ckpt_path {wanted}: not a whole checkpoint: {problem}")
     return str(path)

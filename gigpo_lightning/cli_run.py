@@ -1,7 +1,7 @@
 """Where a run is kept: `<runs_dir>/<name>/version_<k>` with its checkpoints, TensorBoard files and results.
 
-Knows folders and checkpoint files; nothing about models. A folder is claimed by making it, so that two runs that
-start together never share one, and is removed again when nothing came of the run.
+Knows folders and files; nothing about models. A folder is claimed by making it and held by a lock, so that two runs
+never share one, and is left as it was found when nothing came of the run.
 """
 
 from __future__ import annotations
@@ -10,37 +10,63 @@ import errno
 import os
 import re
 import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+if sys.platform != "win32":
+    import fcntl
 
 # Below this a run is refused at its start: a few checkpoints of a small policy and the rollouts of two iterations.
 MIN_FREE_MB = 200
 # Processes that Lightning starts for further devices must not claim a folder of their own.
 _FOLDER_VARIABLE = "GIGPO_RUN_FOLDER"
+_LOCK = ".lock"
 # What a run writes before its first iteration; anything else in a folder is worth keeping.
-_EARLY_FILES = ("events.out.tfevents.*", "hparams.yaml", "config.yaml")
-_EARLY_FOLDERS = ("checkpoints", "rollouts")
+_EARLY_FILES = ("events.out.tfevents.*", "hparams.yaml", "config.yaml", _LOCK)
+# By these a folder is known to hold a run; other files in it are the user's own.
+_RUN_FILES = ("config.yaml", "results.json", "anchors.arrow", "checkpoints/*.ckpt")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RunFolder:
-    """A claimed folder; `fresh` where this process made it, `made` the parents it had to make (outermost first)."""
+    """A folder that this process writes into.
+
+    Args:
+        path: The folder.
+        fresh: Whether this process made it.
+        made: The parents it had to make, outermost first.
+        before: What the folder held already.
+        lock: The open lock file; None for a folder that is not locked.
+    """
 
     path: Path
     fresh: bool
     made: tuple[Path, ...] = ()
+    before: frozenset[Path] = frozenset()
+    lock: int | None = None
 
     def discard(self) -> None:
-        """Remove the folder unless it is an older run's or holds more than a run writes before its first iteration."""
-        early = [file for pattern in _EARLY_FILES for file in self.path.glob(pattern)]
-        if not self.fresh or any(file.is_file() and file not in early for file in self.path.rglob("*")):
+        """Remove what this process has written, unless that is more than a run writes before its first iteration."""
+        if _one_of_several():
             return
-        for file in early:
-            file.unlink()
-        for folder in (*(self.path / name for name in _EARLY_FOLDERS), self.path, *reversed(self.made)):
-            if folder.is_dir() and not any(folder.iterdir()):
-                folder.rmdir()
-        os.environ.pop(_FOLDER_VARIABLE, None)
+        new = [path for path in self.path.rglob("*") if path not in self.before]
+        early = [path for pattern in _EARLY_FILES for path in self.path.glob(pattern)]
+        if any(path not in early and not path.is_dir() for path in new):
+            return
+        for path in sorted(new, reverse=True):  # what is inside a folder comes before it
+            path.rmdir() if path.is_dir() else path.unlink()
+        if self.fresh:
+            for folder in (self.path, *reversed(self.made)):
+                if folder.is_dir() and not any(folder.iterdir()):
+                    folder.rmdir()
+            os.environ.pop(_FOLDER_VARIABLE, None)
+
+    def release(self) -> None:
+        """Let others write here; the end of the process does the same."""
+        if self.lock is not None:
+            os.close(self.lock)
+            self.lock = None
 
 
 def claim(parent: Path, prefix: str) -> RunFolder:
@@ -68,13 +94,14 @@ def claim(parent: Path, prefix: str) -> RunFolder:
     except OSError as error:
         raise _unwritable(error, parent) from error
     os.environ[_FOLDER_VARIABLE] = str(path)
-    return _checked(RunFolder(path, fresh=True, made=made))
+    return _opened(RunFolder(path, fresh=True, made=made))
 
 
 def take(path: Path) -> RunFolder:
-    """Use the folder that the user named, made where it is missing.
+    """Use the folder that the user named for a new run; it is made where it is missing.
 
     Raises:
+        ValueError: It holds a run, or another process writes into it.
         OSError: The place is read-only or nearly full; the message says what to do.
     """
     check_space(path)
@@ -83,7 +110,24 @@ def take(path: Path) -> RunFolder:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise _unwritable(error, path) from error
-    return _checked(RunFolder(path, fresh=fresh, made=made))
+    folder = _opened(RunFolder(path, fresh, made, _content(path)))
+    if _one_of_several() or not any(file for pattern in _RUN_FILES for file in path.glob(pattern)):
+        return folder
+    folder.discard()
+    folder.release()
+    state = "a finished" if (path / "results.json").exists() else "an unfinished"
+    raise ValueError(f"{path} holds {state} run: resume it with --ckpt_path last, or choose another folder")
+
+
+def reopen(path: Path) -> RunFolder:
+    """Go on in the folder of a run.
+
+    Raises:
+        ValueError: Another process writes into it.
+        OSError: It is read-only or the disk nearly full; the message says what to do.
+    """
+    check_space(path)
+    return _opened(RunFolder(path, fresh=False, before=_content(path)))
 
 
 def check_space(folder: Path) -> None:
@@ -117,10 +161,10 @@ def check_writable(folder: Path) -> None:
         raise _unwritable(error, folder) from error
 
 
-def newest_version(runs: Path) -> Path | None:
-    """The run folder with the highest number in `<runs_dir>/<name>`; None where there is none."""
-    versions = [p for p in runs.glob("version_*") if p.is_dir() and number_of(p) >= 0]
-    return max(versions, key=number_of, default=None)
+def versions_of(runs: Path) -> list[Path]:
+    """The run folders in `<runs_dir>/<name>`, newest first."""
+    versions = [path for path in runs.glob("version_*") if path.is_dir() and number_of(path) >= 0]
+    return sorted(versions, key=number_of, reverse=True)
 
 
 def run_of_checkpoint(checkpoint: Path) -> Path | None:
@@ -148,11 +192,42 @@ def _missing(folder: Path) -> tuple[Path, ...]:
     return tuple(reversed([p for p in (folder, *folder.parents) if not p.exists()]))
 
 
-def _checked(folder: RunFolder) -> RunFolder:
-    """The folder, if it can be written; else nothing is left of it."""
+def _content(folder: Path) -> frozenset[Path]:
+    return frozenset(folder.rglob("*"))
+
+
+def _opened(folder: RunFolder) -> RunFolder:
+    """The folder, locked, if it can be written; else nothing is left of it."""
     try:
         check_writable(folder.path)
+        folder.lock = _locked(folder.path)
     except OSError:
         folder.discard()
         raise
     return folder
+
+
+def _locked(folder: Path) -> int | None:
+    """The lock of a folder, held until it is closed or the process dies; None where the file system has no locks.
+
+    Raises:
+        ValueError: Another process holds it.
+    """
+    if sys.platform == "win32" or _one_of_several():
+        return None
+    lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        if isinstance(error, BlockingIOError):
+            raise ValueError(
+                f"{folder} is in use: another process writes this run; wait for its end, or choose another folder"
+            ) from error
+        return None
+    return lock
+
+
+def _one_of_several() -> bool:
+    """Whether this process serves a further device of a command whose first process holds the folder."""
+    return os.environ.get("LOCAL_RANK", "0") != "0"

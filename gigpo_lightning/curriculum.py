@@ -6,6 +6,7 @@ any particular world: `difficulty` is handed to `TaskSet.narrow` as it stands.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -15,6 +16,9 @@ import yaml
 
 from gigpo_lightning.resources import find_file
 from gigpo_lightning.suggest import did_you_mean
+
+# A stage's name is part of file names and of the names of figures.
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
 
 
 class StageError(ValueError):
@@ -30,7 +34,7 @@ class Stage:
     """One level of a curriculum.
 
     Args:
-        name: Unique in its curriculum.
+        name: Unique in its curriculum; up to 100 of the characters a–z, A–Z, 0–9, `-`, `_`, and `.` but not first.
         difficulty: Knob name to a value, a list of values or a range, as `TaskSet.narrow` takes it; empty: all tasks.
         max_turns: Turn limit of an episode, ≥ 1.
         promote: Success rate, in (0, 1], from which the stage counts as passed.
@@ -53,7 +57,8 @@ class Stage:
     demote: float | None = None
 
     def __post_init__(self) -> None:
-        _require(isinstance(self.name, str) and bool(self.name.strip()), "name", self.name, "a text that is not empty")
+        allowed = "1 to 100 of the characters a–z, A–Z, 0–9, `-`, `_`, and `.` but not at the start (it names files)"
+        _require(isinstance(self.name, str) and bool(_NAME.fullmatch(self.name)), "name", self.name, allowed)
         _check_difficulty(self.difficulty)
         for key in ("max_turns", "window", "min_iterations"):
             value = getattr(self, key)

@@ -6,7 +6,8 @@ episode is the collector's, what a turn deserves is `credit`'s, and the loss is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,12 @@ from gigpo_lightning.policy.base import BasePolicy
 from gigpo_lightning.rollout.collection import CreditRule
 from gigpo_lightning.rollout.collector import Collector, EpisodeJob
 from gigpo_lightning.rollout.context import SegmentRule
-from gigpo_lightning.rollout.evaluation import EvaluationBatch, EvaluationRule, plan
+from gigpo_lightning.rollout.evaluation import EvaluationBatch, EvaluationRule, Place, plan
 from gigpo_lightning.rollout.iteration import Controls, IterationSpec, minibatches_of, rollout_path, run_iteration
 from gigpo_lightning.rollout.loaders import Evaluations, Iterations
+from gigpo_lightning.rollout.options import check_counts, check_sampling
 from gigpo_lightning.rollout.pool import EnvPool, InProcessPool
+from gigpo_lightning.rollout.preflight import check_first_prompt, check_places, claim_folder
 from gigpo_lightning.rollout.report import RolloutReport
 from gigpo_lightning.rollout.workers import WorkerPool
 from gigpo_lightning.trajectory import Episode
@@ -59,7 +62,7 @@ class RolloutDataModule(pl.LightningDataModule):
         env_workers: Processes that the environments are spread over; 0 plays them in this one, the faster way where
             steps are as quick as those of native ALFWorld.
         env_deadline_s: Seconds that one reset or step may take in a worker process before it is killed and replaced.
-        rollout_dir: Folder of the rollout files; null for `rollouts` in the run's folder.
+        rollout_dir: Folder of the rollout files, for one run only; null for `rollouts` in the run's folder.
         keep_rollouts: Rollout files that are kept, at least 1.
         transcripts: Episodes per iteration kept as text.
         seed: Seed of tasks and samples.
@@ -93,37 +96,14 @@ class RolloutDataModule(pl.LightningDataModule):
         seed: int = 0,
     ):
         super().__init__()
-        at_least = {
-            "groups": (groups, 1),
-            "passes": (passes, 1),
-            "minibatches": (minibatches, 1),
-            "max_tokens_per_batch": (max_tokens_per_batch, 1),
-            "max_turns": (max_turns, 1),
-            "rows": (rows, 1),
-            "keep_rollouts": (keep_rollouts, 1),
-            "max_action_tokens": (max_action_tokens, 1),
-            "max_env_errors": (max_env_errors, 0),
-            "env_workers": (env_workers, 0),
-            "transcripts": (transcripts, 0),
-            "seed": (seed, 0),
-        }
-        for name, (value, least) in at_least.items():
-            if value < least:
-                raise ValueError(f"data.{name}={value}: must be at least {least}")
-        if entropy_coef is not None and not 0.0 <= entropy_coef < float("inf"):
-            raise ValueError(f"data.entropy_coef={entropy_coef}: must be at least 0; 0 is off, 0.01 a usual value")
-        if members < 2:
-            raise ValueError(f"data.members={members}: a group needs at least 2 episodes to compare, 8 is usual")
-        if lam is not None and not 0.0 <= lam <= 1.0:
-            raise ValueError(
-                f"data.lam={lam}: λ must lie in [0, 1]; 1 is GRPO, 0 is step advantages only, 0.8 is usual"
-            )
-        if temperature is not None and not 0.0 < temperature < float("inf"):
-            raise ValueError(f"data.temperature={temperature}: must be positive, 1 is usual")
-        if env_deadline_s <= 0:
-            raise ValueError(f"data.env_deadline_s={env_deadline_s}: must be positive, 60 is usual")
+        check_counts(1, groups=groups, passes=passes, minibatches=minibatches, rows=rows, keep_rollouts=keep_rollouts)
+        check_counts(
+            1, max_tokens_per_batch=max_tokens_per_batch, max_action_tokens=max_action_tokens, max_turns=max_turns
+        )
+        check_counts(0, max_env_errors=max_env_errors, env_workers=env_workers, transcripts=transcripts, seed=seed)
+        check_sampling(members, lam, credit, temperature, entropy_coef, env_deadline_s)
         self.tasks = tasks
-        self.groups, self.members = groups, members
+        self.groups, self.members, self.transcripts = groups, members, transcripts
         self.passes, self.minibatches = passes, minibatches
         self.max_tokens_per_batch, self.skip_zero_advantage = max_tokens_per_batch, skip_zero_advantage
         self.credit_rule, self.segment_rule, self.evaluation = credit, segments, evaluation
@@ -131,7 +111,6 @@ class RolloutDataModule(pl.LightningDataModule):
         self.max_action_tokens, self.max_env_errors = max_action_tokens, max_env_errors
         self.env_workers, self.env_deadline_s = env_workers, env_deadline_s
         self.rollout_dir, self.keep_rollouts, self.seed = rollout_dir, keep_rollouts, seed
-        self.transcripts = transcripts
         self.given = {"lam": lam, "temperature": temperature, "entropy_coef": entropy_coef}
         self.controls = Controls()
         for control, given in self.given.items():
@@ -141,6 +120,7 @@ class RolloutDataModule(pl.LightningDataModule):
         self._reached: str | None = None  # the stage of the restored checkpoint
         self.report = RolloutReport()
         self._narrowed: dict[str, TaskSet] = {}
+        self._playable: list[Place] = []  # what was tried
         self._pool: EnvPool | None = None
         self._collector: Collector | None = None
 
@@ -192,10 +172,9 @@ class RolloutDataModule(pl.LightningDataModule):
     def collector(self) -> Collector:
         """Made when first needed: the policy's tokenizer exists only then."""
         if self._collector is None:
-            self._pool = self._make_pool()
             self._collector = Collector(
                 self.policy,
-                self._pool,
+                self.pool,
                 self.segment_rule,
                 rows=self.rows,
                 constrain=self.constrain,
@@ -204,10 +183,14 @@ class RolloutDataModule(pl.LightningDataModule):
             )
         return self._collector
 
-    def _make_pool(self) -> EnvPool:
-        if self.env_workers:
-            return WorkerPool(self.tasks.make_env, self.env_workers, self.env_deadline_s)
-        return InProcessPool(self.tasks.make_env)
+    @property
+    def pool(self) -> EnvPool:
+        """The environments, made when first needed."""
+        if self._pool is None and self.env_workers:
+            self._pool = WorkerPool(self.tasks.make_env, self.env_workers, self.env_deadline_s)
+        elif self._pool is None:
+            self._pool = InProcessPool(self.tasks.make_env)
+        return self._pool
 
     def play(self, jobs: list[EpisodeJob], temperature: float) -> list[Episode]:
         """Play the jobs with the present policy in evaluation mode; episodes in the order of the jobs."""
@@ -250,48 +233,68 @@ class RolloutDataModule(pl.LightningDataModule):
     # -- loaders -------------------------------------------------------------------------------------------------------
 
     def train_dataloader(self) -> DataLoader[Minibatch]:
-        self._check_plan()  # not only after the training
+        self.check_fit()
         return DataLoader(Iterations(self.collect, self.passes * self.minibatches), batch_size=None)
 
     def val_dataloader(self) -> DataLoader[EvaluationBatch]:
-        return self._evaluation_loader(self._validation)
+        return self._evaluation_loader(self._validated, self.evaluation.during_fit_tasks)
 
     def test_dataloader(self) -> DataLoader[EvaluationBatch]:
-        return self._evaluation_loader(self._test)
+        rule = self.evaluation
+        return self._evaluation_loader(self._tested, rule.tasks, rule.seeds, greedy=rule.greedy)
 
     def predict_dataloader(self) -> DataLoader[EvaluationBatch]:
-        return self._evaluation_loader(self._prediction)
+        return self._evaluation_loader(self._predicted, self.evaluation.predict_tasks)
 
-    def _evaluation_loader(self, batches: Callable[[], Iterator[EvaluationBatch]]) -> DataLoader[EvaluationBatch]:
-        self._check_plan()
+    def _evaluation_loader(
+        self, places: Callable[[], list[Place]], count: int, seeds: int = 1, greedy: bool = False
+    ) -> DataLoader[EvaluationBatch]:
+        """Evaluations of what `places` names when they begin."""
+
+        def batches() -> Iterator[EvaluationBatch]:
+            for stage, split in places():
+                yield from plan(self.evaluation, stage, self.stage_tasks(stage), split, count, seeds, greedy=greedy)
+
+        self._check_plan(places())
         return DataLoader(Evaluations(batches), batch_size=None)
 
-    def _check_plan(self) -> None:
-        """Refuse evaluations and stages that the world does not have now, not when they are reached."""
-        self.evaluation.check(self.controls.stages, self.tasks.splits)
-        for stage in self.controls.stages:
-            try:
-                self.stage_tasks(stage)
-            except ValueError as error:
-                raise ValueError(f"curriculum stage {stage.name!r}: {error}") from error
-
-    def _validation(self) -> Iterator[EvaluationBatch]:
+    def _validated(self) -> list[Place]:
         """Unseen tasks of the first stage, to see the whole run on one scale, and of the present one."""
-        rule = self.evaluation
-        for stage in {s.name: s for s in (*self.controls.stages[:1], self.stage)}.values():
-            yield from plan(rule, stage, self.stage_tasks(stage), "unseen", rule.during_fit_tasks, 1, greedy=False)
+        stages = {stage.name: stage for stage in (*self.controls.stages[:1], self.stage)}
+        return [(stage, "unseen") for stage in stages.values()]
 
-    def _test(self) -> Iterator[EvaluationBatch]:
-        rule = self.evaluation
-        for stage in rule.test_stages(self.controls.stages) or (self.stage,):
-            for split in rule.splits:
-                yield from plan(rule, stage, self.stage_tasks(stage), split, rule.tasks, rule.seeds, greedy=rule.greedy)
+    def _tested(self) -> list[Place]:
+        stages = self.evaluation.test_stages(self.controls.stages) or (self.stage,)
+        return [(stage, split) for stage in stages for split in self.evaluation.splits]
 
-    def _prediction(self) -> Iterator[EvaluationBatch]:
-        rule = self.evaluation
-        named = rule.predict_stage
+    def _predicted(self) -> list[Place]:
+        named = self.evaluation.predict_stage
         stage = stage_named(self.controls.stages, named, "data.evaluation.predict_stage") if named else self.stage
-        yield from plan(rule, stage, self.stage_tasks(stage), "unseen", rule.predict_tasks, 1, greedy=False)
+        return [(stage, "unseen")]
+
+    # -- refusals ------------------------------------------------------------------------------------------------------
+
+    def check_fit(self) -> None:
+        """Refuse now what training, its validations and the final test could not play, and a folder of another run.
+
+        Raises:
+            ValueError: A stage, split or prompt that cannot be played, or a bad `rollout_dir`; the message names it.
+        """
+        assert self.trainer is not None
+        splits = ("train", "unseen") if self.trainer.enable_validation else ("train",)
+        self._check_plan([(stage, split) for stage in self.controls.stages or (self.stage,) for split in splits])
+        self._check_plan(self._tested())
+        if self.rollout_dir is not None:
+            run = Path(self.trainer.log_dir or self.trainer.default_root_dir)
+            claim_folder(Path(self.rollout_dir), run, resumed=self.iteration > 0)
+
+    def _check_plan(self, places: Iterable[Place]) -> None:
+        """Refuse names, stages and splits that the world cannot play now, not when they are reached."""
+        self.evaluation.check(self.controls.stages, self.tasks.splits)
+        new = [place for place in places if place not in self._playable]
+        room = partial(check_first_prompt, self.pool, self.policy.prompt, self.segment_rule, self.max_action_tokens)
+        check_places(new, self.stage_tasks, room)
+        self._playable += new
 
     def teardown(self, stage: str) -> None:
         if self._pool is not None:

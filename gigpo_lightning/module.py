@@ -7,6 +7,7 @@ manual, so that a minibatch of any size is cut into micro-batches with one globa
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -19,17 +20,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from gigpo_lightning.batch import MicroBatch, Minibatch
-from gigpo_lightning.functional.losses import (
-    AGGREGATIONS,
-    TokenWeights,
-    entropy_loss,
-    kl_loss,
-    policy_loss,
-    token_weights,
-)
+from gigpo_lightning.functional.losses import TokenWeights, entropy_loss, kl_loss, policy_loss, token_weights
 from gigpo_lightning.policy.base import BasePolicy
+from gigpo_lightning.policy.finite import not_finite
 from gigpo_lightning.rollout.collector import EpisodeJob
 from gigpo_lightning.rollout.evaluation import EvaluationBatch, outcomes, summarise
+from gigpo_lightning.rollout.options import check_loss, check_updates
 from gigpo_lightning.rollout.transcript import transcript
 
 OptimizerFactory = Callable[[Iterable[Tensor]], Optimizer]
@@ -69,26 +65,8 @@ class GiGPOModule(pl.LightningModule):
     ):
         super().__init__()
         self.automatic_optimization = False
-        if not 0 <= clip_low < 1 or clip_high < 0:
-            raise ValueError(
-                f"model.clip_low={clip_low}, clip_high={clip_high}: need 0 ≤ clip_low < 1 and clip_high ≥ 0"
-            )
-        if dual_clip is not None and dual_clip <= 1:
-            raise ValueError(f"model.dual_clip={dual_clip}: must be greater than 1, or null")
-        if kl_coef < 0:
-            raise ValueError(f"model.kl_coef={kl_coef}: must be at least 0")
-        if aggregation not in AGGREGATIONS:
-            raise ValueError(f"model.aggregation={aggregation!r}: choose one of {', '.join(AGGREGATIONS)}")
-        constant = aggregation == "constant"
-        if constant != (constant_tokens is not None) or (constant_tokens is not None and constant_tokens <= 0):
-            raise ValueError(
-                f"model.constant_tokens={constant_tokens} with aggregation={aggregation!r}: `constant`, and only that, "
-                "needs a positive number of tokens; turns of a minibatch × longest answer is a good value"
-            )
-        if gradient_clip is not None and gradient_clip <= 0:
-            raise ValueError(f"model.gradient_clip={gradient_clip}: must be positive, or null for no clipping")
-        if max_bad_updates < 1:
-            raise ValueError(f"model.max_bad_updates={max_bad_updates}: must be at least 1")
+        check_loss(clip_low, clip_high, dual_clip, kl_coef, aggregation, constant_tokens)
+        check_updates(gradient_clip, max_bad_updates)
         self.policy = policy
         self.reference: BasePolicy | None = None
         self._optimizer, self._lr_scheduler = optimizer, lr_scheduler
@@ -118,6 +96,9 @@ class GiGPOModule(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         optimizer = self._optimizer(self.policy.parameters())
+        for name, value in optimizer.defaults.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"model.optimizer: {name}={value} is not a finite number")
         if self._lr_scheduler is None:
             return optimizer
         return {"optimizer": optimizer, "lr_scheduler": self._lr_scheduler(optimizer)}
@@ -134,6 +115,7 @@ class GiGPOModule(pl.LightningModule):
         figures["loss/gradient_norm"] = norm.detach()
         if self._finite(figures):
             optimizer.step()
+            self._check_weights()
             scheduler = self.lr_schedulers()
             if scheduler is not None and not isinstance(scheduler, list):
                 scheduler.step()
@@ -215,14 +197,29 @@ class GiGPOModule(pl.LightningModule):
         self._bad_updates = 0 if good else self._bad_updates + 1
         self._sum("loss/skipped_updates", float(not good))
         if self._bad_updates >= self.max_bad_updates:
-            last = getattr(self.trainer.checkpoint_callback, "last_model_path", "") or "none was written"
             raise RuntimeError(
                 f"{self._bad_updates} updates in a row were not finite (max_bad_updates={self.max_bad_updates}): lower "
-                f"the learning rate or gradient_clip; the last good checkpoint: {last}"
+                f"the learning rate or gradient_clip; {self._last_checkpoint()}"
             )
         for name in [n for n, v in figures.items() if not v.isfinite()]:
             del figures[name]
         return good
+
+    def _check_weights(self) -> None:
+        """Stop before weights that can no longer be used are written. The gradient was finite, so a step was too large.
+
+        Raises:
+            ValueError: A weight is not finite.
+        """
+        if not_finite(self.policy.named_parameters()):
+            raise ValueError(
+                "model.optimizer: the step made weights that are not finite; lower the learning rate, or check "
+                f"lr_scheduler; {self._last_checkpoint()}"
+            )
+
+    def _last_checkpoint(self) -> str:
+        last = getattr(self.trainer.checkpoint_callback, "last_model_path", "")
+        return f"the last good checkpoint: {last or 'none was written'}"
 
     # -- evaluation ----------------------------------------------------------------------------------------------------
 
@@ -278,6 +275,9 @@ class GiGPOModule(pl.LightningModule):
         ]
         if different:
             raise ValueError("the checkpoint is of another policy: " + "; ".join(different))
+        broken = not_finite(checkpoint["state_dict"].items())
+        if broken:
+            raise ValueError(f"the checkpoint cannot be used: its weight {broken} is not finite; take an earlier one")
         self._bad_updates = int(checkpoint.get("bad_updates", 0))
         self._settle_reference(checkpoint["state_dict"])
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gigpo_lightning.envs.alfworld.check import run_check
 from gigpo_lightning.envs.alfworld.engine import Simulator
 from gigpo_lightning.envs.alfworld.files import run_make, write_games
 from gigpo_lightning.envs.alfworld.game import load_game
@@ -104,6 +105,52 @@ def test_corrupted_files_are_named(written, tmp_path):
         RecordedTasks(str(tmp_path)).len("train")
 
 
+NESTED = 100_000 * "["
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'[{"task": 1}]', r"traj_data\.json holds a JSON list instead of an object"),
+        (b"5", r"traj_data\.json holds a JSON int instead of an object"),
+        ("é".encode("latin-1"), r"traj_data\.json is no UTF-8 text"),
+        (b'{"a": ' + NESTED.encode(), r"traj_data\.json is no JSON \(maximum recursion depth"),
+    ],
+)
+def test_odd_traj_data_are_named(written, tmp_path, content, message):
+    place = copy_game(written, tmp_path, "pick_and_place_simple-Cup-None-Shelf-10/trial_a")
+    (place / "traj_data.json").write_bytes(content)
+    with pytest.raises(ValueError, match="trial_a/" + message):
+        RecordedTasks(str(tmp_path)).len("train")
+    with pytest.raises(ValueError, match="trial_a/" + message):
+        load_game(place / "game.tw-pddl")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"walkthrough": 5}, "'walkthrough' must be a list of commands, but it is 5"),
+        ({"walkthrough": "look"}, "'walkthrough' must be a list of commands, but it is 'look'"),
+        ({"walkthrough": [["look"]]}, "'walkthrough' must be a list of commands"),
+        ({"pddl_problem": "(define (problem x) (:domain x) (:objects) (:init) (:goal " + 5000 * "(and "}, "bracket"),
+        (
+            {"pddl_problem": f"(define (problem x) (:domain x) (:objects) (:init) (:goal {5000 * '(and '}{5002 * ')'}"},
+            "maximum recursion depth",
+        ),
+    ],
+)
+def test_odd_game_files_are_named(written, tmp_path, changes, message):
+    place = copy_game(written, tmp_path, "pick_and_place_simple-Cup-None-Shelf-10/trial_a", **changes)
+    with pytest.raises(ValueError, match=rf"trial_a/game\.tw-pddl: .*{message}"):
+        load_game(place / "game.tw-pddl")
+
+
+def test_a_nested_game_file_is_named(tmp_path):
+    (tmp_path / "game.tw-pddl").write_text(NESTED)
+    with pytest.raises(ValueError, match=r"game\.tw-pddl is no JSON \(maximum recursion depth"):
+        load_game(tmp_path / "game.tw-pddl")
+
+
 def test_missing_data_says_how_to_get_it(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"(?s)data_dir is .*pip install alfworld.*alfworld-download"):
         RecordedTasks(str(tmp_path))
@@ -129,3 +176,19 @@ def test_make_games_command(tmp_path, capsys):
     assert "cannot be written" in capsys.readouterr().err
     with pytest.raises(ValueError, match="count must be from 1 to 5"):
         write_games(GeneratedTasks(train_tasks=5), "train", 6, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [("--unseen=-1", "--unseen=-1: must be from 0 to 1000"), ("--seen=1001", "--seen=1001: must be from 0 to 1000")],
+)
+def test_make_games_checks_all_counts_before_it_writes(tmp_path, capsys, option, message):
+    assert run_make([str(tmp_path / "out"), "--train=1", option, "--difficulty", '{"receptacles": 3}']) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("option", ["--games=-1", "--games=0", "--steps=0"])
+def test_check_env_needs_something_to_compare(tmp_path, capsys, option):
+    assert run_check(["--data", str(tmp_path), option]) == 2
+    assert f"error: {option}: must be at least 1" in capsys.readouterr().err

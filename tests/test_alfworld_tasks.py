@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import re
@@ -172,7 +173,18 @@ def test_narrowing_twice_is_narrowing_by_both():
         ({"type": []}, "difficulty type must be"),
         ({"receptacles": 1}, "between 2 and 44"),
         ({"receptacles": [9, 3]}, "low <= high"),
-        ({"steps": "short"}, "must be a number"),
+        ({"steps": "short"}, "must be a whole number"),
+        (
+            {"receptacles": [2, math.inf]},
+            r"difficulty receptacles must be a whole number or \[low, high\] .*got \[2, inf\]",
+        ),
+        ({"receptacles": math.nan}, "difficulty receptacles must be a whole number .*got nan"),
+        ({"receptacles": 2.5}, "difficulty receptacles must be a whole number .*got 2.5"),
+        ({"hidden": [0, math.nan]}, r"difficulty hidden must be a number .*got \[0, nan\]"),
+        ({"hidden": [0, 10**400]}, "difficulty hidden must lie between 0.0 and 1.0"),
+        ({5: 3}, "difficulty has no knob 5; known knobs: "),
+        ({None: 3}, "difficulty has no knob None; known knobs: "),
+        (["receptacles"], r"difficulty must be a mapping of knobs to values; got \['receptacles'\]"),
         ({"type": "pick_two_obj_and_place", "steps": [3, 5]}, r"together: type: .*steps: \[3, 5\]"),
         ({"receptacles": [2, 3], "steps": [30, 40]}, "together: receptacles: .*steps"),
         ({"type": "pick_heat_then_place_in_recep", "room": "bedroom"}, "together: type: .*room"),
@@ -187,6 +199,9 @@ def test_bad_knobs_are_named(difficulty, message):
 def test_bad_arguments():
     with pytest.raises(ValueError, match="seen_tasks must be at least 1"):
         GeneratedTasks(seen_tasks=0)
+    with pytest.raises(ValueError, match=f"train_tasks must be at least 1 and at most 1,000,000,000; got {10**24}"):
+        GeneratedTasks(train_tasks=10**24)
+    assert GeneratedTasks(train_tasks=10**9, difficulty={"receptacles": 2}).get("seen", 0)  # drawn from 10⁹ layouts
     with pytest.raises(ValueError, match="split must be one of train, seen, unseen"):
         GeneratedTasks().len("valid")
     with pytest.raises(IndexError, match="from 0 to 9"):

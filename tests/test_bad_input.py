@@ -77,6 +77,16 @@ def line_refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
         (["--data.tasks=GeneratedTask"], ["data.tasks", "GeneratedTask", "did you mean GeneratedTasks?"]),
         (["--model.aggregation=tokens"], ["aggregation", "tokens", "token"]),
         (["--trainer.accelerator=abacus"], ["abacus", "cpu"]),
+        (["--trainer.callbacks+=AnchorLibrary"], ["trainer.callbacks", "AnchorLibrary is listed twice"]),
+        (["--trainer.callbacks+=TensorBoardViews"], ["trainer.callbacks", "TensorBoardViews is listed twice"]),
+        (["--trainer.precision=bf16-mixed"], ["trainer.precision=bf16-mixed", "32-true"]),
+        (["--trainer.precision=64"], ["trainer.precision=64", "32-true"]),
+        (["--trainer.max_time=soon"], ["'soon'", "DD:HH:MM:SS"]),
+        (
+            ["--trainer.callbacks+=lightning.pytorch.callbacks.Timer"],
+            ["trainer.max_time", "trainer.callbacks has a Timer, too"],
+        ),
+        (["--trainer.check_val_every_n_epoch=0"], ["trainer.check_val_every_n_epoch=0", "limit_val_batches"]),
     ],
 )
 def test_options(args: list[str], parts: list[str], own_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,12 +108,15 @@ def test_options(args: list[str], parts: list[str], own_folder: Path, capsys: py
         ),
         ("trainer: {callbacks: [{class_path: LambdaDecay, init_args: {begin: 1}}]}", ["begin"]),
         ("trainer: {callbacks: [{class_path: no.such.Thing}]}", ["no.such.Thing", "No module named"]),
-        ("data: [", ["config"]),
+        ("seed_everything: 0\ndata: [", ["--config bad.yaml", "YAML", "line 2"]),
+        ("", ["--config bad.yaml", "is empty"]),
+        ("- data", ["--config bad.yaml", "holds a list"]),
+        ("seed_everything: \udcff", ["--config bad.yaml", "not UTF-8", "byte 17"]),
         ("optimiser: adam", ["optimiser"]),
     ],
 )
 def test_configurations(content: str, parts: list[str], own_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("bad.yaml").write_text(content)
+    Path("bad.yaml").write_text(content, encoding="utf-8", errors="surrogateescape")
     text = refused(capsys, *REAL, "--config", "bad.yaml")
     assert [part for part in parts if part not in text] == [], text
     assert list(own_folder.iterdir()) == [own_folder / "bad.yaml"]
@@ -126,6 +139,10 @@ def test_a_call_without_configuration_says_which_to_choose(capsys: pytest.Captur
         ("stages:\n  - name: a\n    promot: 0.5", ["mine.yaml:3", "`promot`", "did you mean `promote`?"]),
         ("stages:\n  - name: a\n    difficulty: {recepticles: 3}", ["stage 'a'", "recepticles"]),
         ("stages:\n  - name: a\n  - name: b\n    difficulty: {recepticles: 3}", ["stage 'b'", "recepticles"]),
+        (
+            "stages:\n  - name: a\n  - name: [b\n    promote: 1",
+            ["curriculum mine.yaml", "not readable as YAML: line 4"],
+        ),
         (None, ["mine.yaml", "no such file"]),
     ],
 )
@@ -192,13 +209,13 @@ def test_a_checkpoint_of_another_model(own_folder: Path, capsys: pytest.CaptureF
 def test_a_checkpoint_of_another_policy(own_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--trainer.max_epochs=1", "--data.groups=1", "--data.evaluation.tasks=1", "--data.evaluation.seeds=1"]
     assert __main__.main([*REAL, *small]) == 0
-    before = sorted(own_folder.rglob("*"))
+    before = {path: path.read_bytes() for path in own_folder.rglob("*") if path.is_file()}
     capsys.readouterr()
     text = refused(capsys, *REAL, *small, "--ckpt_path=last", "--model.policy.hidden_size=32")
     assert "hidden_size" in text
     assert "64" in text
     assert "32" in text
-    assert [path for path in sorted(own_folder.rglob("*")) if path not in before and "events" not in path.name] == []
+    assert {path: path.read_bytes() for path in own_folder.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.parametrize("content", [None, b"", b"not a checkpoint"])

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from lightning.pytorch.callbacks import Timer
 
 from gigpo_lightning import __main__, __version__, cli_run, resources
 from gigpo_lightning.cli import GiGPOCLI
@@ -308,6 +309,14 @@ def test_fit_is_followed_by_the_evaluation_and_says_where_things_are(
     assert "results:     none were written" in said  # the small module writes none
 
 
+def test_the_time_limit_ends_a_run_at_the_end_of_an_iteration() -> None:
+    cli = line("fit", "--trainer.max_time=00:00:00:01", epochs=100_000)
+    assert 0 < cli.trainer.current_epoch < 100_000
+    assert cli.trainer.global_step == 2 * cli.trainer.current_epoch  # the datamodule has two batches
+    timers = [callback for callback in cli.trainer.callbacks if isinstance(callback, Timer)]  # type: ignore[attr-defined]
+    assert [timer._interval for timer in timers] == ["epoch"]
+
+
 def test_other_commands_write_beside_the_checkpoint_they_use(own_folder: Path) -> None:
     cli = line("fit", epochs=1)
     save(cli, 1)
@@ -319,6 +328,17 @@ def test_other_commands_write_beside_the_checkpoint_they_use(own_folder: Path) -
         )
     moved = save(cli, 1, folder="moved")
     assert line("test", f"--ckpt_path={moved}").place.folder.path == Path("runs/default/test_0")
+
+
+def test_an_evaluation_of_the_untrained_policy_says_so(own_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cli = line("fit", epochs=1)
+    assert "warning" not in capsys.readouterr().err
+    line("test")
+    said = capsys.readouterr().err
+    assert "warning: test without --ckpt_path plays the policy as it is before any training; --ckpt_path best" in said
+    save(cli, 1)
+    line("test", "--ckpt_path=last")
+    assert "warning: test" not in capsys.readouterr().err
 
 
 def test_help_and_version_load_nothing_heavy() -> None:

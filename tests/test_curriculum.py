@@ -85,6 +85,17 @@ def test_unknown_name_lists_and_suggests() -> None:
         ("{steps: [3, 5]}", "[3, 5]", 3, r"`difficulty` is \[3, 5\], but must be a mapping"),
         ("{steps: [3, 5]}", "{steps: []}", 3, "a value or a list of values per knob"),
         ("- name: small", "- name: ''", 2, "`name` is ''"),
+        (
+            "- name: small",
+            "- name: a/b",
+            2,
+            r"`name` is 'a/b', but must be 1 to 100 .*a–z, A–Z, 0–9, `-`, `_`, and `\.",
+        ),
+        ("- name: small", "- name: ../../../evil", 2, "`name` is '../../../evil'"),
+        ("- name: small", "- name: .hidden", 2, "`name` is '.hidden'"),
+        ("- name: small", "- name: two words", 2, "`name` is 'two words'"),
+        ("- name: small", r'- name: "a\n"', 2, r"`name` is 'a\\n'"),
+        ("- name: small", "- name: " + "a" * 101, 2, "`name` is 'aaa"),
     ],
 )
 def test_a_bad_option_is_named_with_file_and_line(tmp_path: Path, old: str, new: str, line: int, message: str) -> None:
@@ -115,6 +126,11 @@ def test_a_bad_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
 def test_a_yaml_merge_may_be_overridden(tmp_path: Path) -> None:
     text = "stages:\n- &base\n  name: a\n  promote: 0.5\n- <<: *base\n  name: b\n"
     assert [(stage.name, stage.promote) for stage in load_stages(written(tmp_path, text))] == [("a", 0.5), ("b", 0.5)]
+
+
+@pytest.mark.parametrize("name", ["a", "first-steps", "v1.2_b", "_", "-", "0", "a" * 100])
+def test_names_that_can_be_file_names_are_good(name: str) -> None:
+    assert Stage(name).name == name
 
 
 STAGE = Stage("s", promote=0.8, window=2, min_iterations=2, demote=0.2)

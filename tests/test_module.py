@@ -16,12 +16,13 @@ from gigpo_lightning.callbacks.checkpoint import IterationCheckpoint
 from gigpo_lightning.module import GiGPOModule
 from gigpo_lightning.policy.scratch import ScratchPolicy
 from gigpo_lightning.rollout.collection import CreditRule
-from tests.toy_run import fit, initial_weights, make_module, make_policy, sgd, weights
+from tests.toy_run import fit, initial_weights, make_data, make_module, make_policy, make_trainer, sgd, weights
 
 # One update per iteration: the change of the weights is the gradient of the loss at the initial policy.
 ONE_UPDATE = {"passes": 1, "minibatches": 1}
 # Many updates on the same rollouts with large steps: the ratio leaves 1, so that clipping matters.
 MANY_UPDATES = {"passes": 6, "minibatches": 1}
+NUMBERS = ("clip_low", "clip_high", "dual_clip", "kl_coef", "gradient_clip")
 
 
 def change(root: Path, data: dict[str, Any] = ONE_UPDATE, **model: Any) -> torch.Tensor:
@@ -96,10 +97,10 @@ def test_the_update_sees_the_temperature_that_was_sampled_with(tmp_path: Path, t
 
 def test_lambda_one_is_grpo_and_lambda_zero_is_step(tmp_path: Path) -> None:
     def after_two(lam: float, estimator: str) -> torch.Tensor:
-        data = {"lam": lam, "credit": CreditRule(estimator=estimator)}
+        data = {"lam": lam if estimator == "gigpo" else None, "credit": CreditRule(estimator=estimator)}
         return weights(fit(tmp_path, epochs=2, data=data)[1])
 
-    grpo, step = after_two(0.3, "grpo"), after_two(0.3, "step")  # neither reads λ
+    grpo, step = after_two(0.8, "grpo"), after_two(0.8, "step")  # neither reads λ
     assert after_two(1.0, "gigpo").equal(grpo)
     assert after_two(0.0, "gigpo").equal(step)
     between = after_two(0.5, "gigpo")
@@ -190,6 +191,11 @@ def test_optimizer_and_schedule_are_those_given(tmp_path: Path) -> None:
         ({"constant_tokens": 100.0}, "constant_tokens=100.0 with aggregation='token'"),
         ({"gradient_clip": 0.0}, "gradient_clip=0.0"),
         ({"max_bad_updates": 0}, "max_bad_updates=0"),
+        # `.nan` and `.inf` of YAML pass every comparison that asks what is wrong instead of what is right.
+        *[({name: math.nan}, f"model.{name}=nan") for name in NUMBERS],
+        *[({name: math.inf}, f"model.{name}=inf") for name in NUMBERS],
+        ({"aggregation": "constant", "constant_tokens": math.nan}, "constant_tokens=nan"),
+        ({"aggregation": "constant", "constant_tokens": math.inf}, "constant_tokens=inf"),
     ],
 )
 def test_a_bad_option_is_named(options: dict[str, Any], message: str) -> None:
@@ -249,6 +255,34 @@ def test_a_resumed_run_goes_on_counting_bad_updates(tmp_path: Path, monkeypatch:
         fit(tmp_path, epochs=3, data=data, model={"max_bad_updates": 3}, ckpt_path=path)
 
 
+def test_an_optimizer_without_numbers_is_refused_before_anything_is_played(tmp_path: Path) -> None:
+    for option, value in (("lr", math.inf), ("weight_decay", math.nan)):
+        with pytest.raises(ValueError, match=rf"model\.optimizer: {option}={value} is not a finite number"):
+            fit(tmp_path, model={"optimizer": lambda p, o=option, v=value: OpenSGD(p, **{"lr": 0.1, o: v})})
+    assert not list(tmp_path.iterdir())
+
+
+class OpenSGD(torch.optim.SGD):
+    """Without torch's own checks, as optimisers of other packages are."""
+
+    def __init__(self, parameters: Any, **options: float) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.defaults |= options
+
+
+def test_a_step_to_infinity_stops_the_run_before_it_is_written(tmp_path: Path) -> None:
+    """The rate is 1 in the first iteration, then infinite; the gradients are always finite."""
+
+    def late(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LambdaLR:
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: 1.0 if update < 1 else math.inf)
+
+    with pytest.raises(
+        ValueError, match=r"weights that are not finite; lower the learning rate.*iteration=000001\.ckpt"
+    ):
+        fit(tmp_path, 3, [IterationCheckpoint()], ONE_UPDATE, {"optimizer": sgd, "lr_scheduler": late})
+    assert sorted(path.name for path in (tmp_path / "checkpoints").glob("iteration*")) == ["iteration=000001.ckpt"]
+
+
 # -- checkpoints -------------------------------------------------------------------------------------------------------
 
 
@@ -268,10 +302,22 @@ def test_a_checkpoint_of_another_policy_is_refused(tmp_path: Path) -> None:
         fit(tmp_path, epochs=2, ckpt_path=str(tmp_path / "foreign.ckpt"))
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_checkpoint_whose_weights_are_no_numbers_is_refused(tmp_path: Path, bad: float) -> None:
+    fit(tmp_path, callbacks=[IterationCheckpoint()])
+    content = torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)
+    content["state_dict"]["policy.model.model.norm.weight"][3] = bad
+    path = str(tmp_path / "broken.ckpt")
+    torch.save(content, path)
+    message = r"cannot be used: its weight policy\.model\.model\.norm\.weight is not finite; take an earlier one"
+    with pytest.raises(ValueError, match=message):
+        fit(tmp_path, epochs=2, ckpt_path=path)
+    with pytest.raises(ValueError, match=message):
+        make_trainer(tmp_path).test(make_module(), datamodule=make_data(), ckpt_path=path, weights_only=True)
+
+
 def test_an_evaluation_needs_no_reference(tmp_path: Path) -> None:
     """A run with a KL penalty is evaluated without its second policy."""
-    from tests.toy_run import make_data, make_module, make_trainer
-
     _, trained, _ = fit(tmp_path, callbacks=[IterationCheckpoint()], model={"kl_coef": 0.1})
     module = make_module(make_policy(init_seed=5), kl_coef=0.1)
     make_trainer(tmp_path).test(module, datamodule=make_data(), ckpt_path=str(tmp_path / "checkpoints/last.ckpt"))

@@ -160,7 +160,8 @@ def test_a_slot_lives_in_its_worker_and_many_share_one(pool: WorkerPool) -> None
 
 def test_an_error_of_one_environment_is_its_own(pool: WorkerPool) -> None:
     states = pool.step([0, 2], ["raise", "open box 1"])
-    assert states[0].error == "step 'raise': OSError: the lights went out"
+    assert states[0].error == f"step 'raise' of task {task().id}: OSError: the lights went out"
+    assert "fatal_world.py" in states[0].trace  # where it happened comes along
     assert states[1].error is None
     states = pool.reset([1, 3], [task("refused"), task()])
     assert states[0].error == "reset of task refused: OSError: no such box"

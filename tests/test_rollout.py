@@ -150,5 +150,6 @@ def test_too_many_failures_stop_with_the_environments_own_message() -> None:
             raise OSError("the lights went out")
 
     collector = Collector(make_policy(), InProcessPool(DeadEnv), SegmentRule(max_tokens=200), max_env_errors=5)
-    with pytest.raises(RuntimeError, match=r"failed 6 times .*max_env_errors=5.*the lights went out"):
+    with pytest.raises(ValueError, match=r"failed 6 times .*max_env_errors=5.*train-0: .*the lights went out") as end:
         list(collector.run([EpisodeJob(TASKS.get("train", 0), 5, (0,))], 1.0))
+    assert 'raise OSError("the lights went out")' in str(end.value.__cause__)

@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 import torch
 
+from gigpo_lightning.policy import scratch
 from gigpo_lightning.policy.base import KeptTurn
 from gigpo_lightning.policy.ragged import PackedRows, run_ragged
-from gigpo_lightning.policy.scratch import ScratchPolicy, build_tokenizer
+from gigpo_lightning.policy.scratch import ScratchPolicy, build_tokenizer, count_parameters
 from tests.toy_world import BoxTasks
+
+NAN, INF = float("nan"), float("inf")
 
 
 def made(**options: Any) -> ScratchPolicy:
@@ -65,9 +68,23 @@ def test_a_verb_that_is_written_last_is_read_back_first() -> None:
         policy.prompt.action_ids("take open")
 
 
-def test_a_verb_of_several_tokens_cannot_be_written_last() -> None:
-    with pytest.raises(ValueError, match=r"policy\.verb_last has 'open box': it must be one entry"):
-        made(verb_last=["open box"])
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("open", r"verb_last='open': must be a list of words, e\.g\. \[take\]"),
+        (None, r"verb_last=None: must be a list of words.*\[\] for none"),
+        (["open", "take", "open"], "verb_last: 'open' is listed twice"),
+        (["open box"], "verb_last has 'open box': it must be one entry of the world's vocabulary"),
+        (["tkae"], "verb_last has 'tkae': .*; did you mean 'take'"),
+        ([""], "verb_last has ''"),
+        (["<end>"], "verb_last has '<end>': it must be one entry of the world's vocabulary$"),
+        (["<unk>"], "verb_last has '<unk>'"),
+        (["z"], "verb_last has 'z'"),  # a token that spells words, none of the world's
+    ],
+)
+def test_what_cannot_be_written_last_is_refused(words: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        made(verb_last=words)
 
 
 def test_the_seed_decides_the_weights_and_leaves_the_global_generator_alone() -> None:
@@ -106,9 +123,16 @@ def test_the_start_copies_what_was_read_last() -> None:
         ({"hidden_size": 30, "heads": 4}, "multiple of 2 × heads"),
         ({"layers": 0}, "layers=0"),
         ({"kv_heads": 3}, "kv_heads"),
+        ({"intermediate_size": 0}, "policy.intermediate_size=0: must be at least 1"),
+        ({"intermediate_size": -1}, "policy.intermediate_size=-1"),
+        ({"max_positions": 0}, "policy.max_positions=0"),
+        *[({"initializer_range": value}, f"initializer_range={value}: must lie in") for value in (0.0, 1.1, NAN, INF)],
+        *[({name: value}, f"policy.{name}={value}") for name in ("copy_init", "recency_init") for value in (NAN, INF)],
+        *[({"rope_theta": value}, f"rope_theta={value}: must be positive") for value in (0.0, -1.0, NAN, INF)],
+        *[({"init_seed": value}, f"init_seed={value}") for value in (-1, 2**63)],
     ],
 )
-def test_sizes_that_do_not_fit_are_refused(options: dict[str, int], message: str) -> None:
+def test_numbers_that_do_not_fit_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         made(**options)
 
@@ -118,6 +142,15 @@ def test_ten_million_parameters_are_in_reach_and_more_than_fifty_are_refused() -
     assert 9e6 < sum(p.numel() for p in large.parameters()) < 12e6
     with pytest.raises(ValueError, match="50,000,000"):
         made(hidden_size=1024, layers=8, heads=8, kv_heads=8)
+
+
+@pytest.mark.parametrize("options", [{}, {"kv_heads": 1}, {"intermediate_size": 7, "layers": 3}])
+def test_parameters_are_counted_before_they_are_made(options: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = made(**options)
+    assert count_parameters(policy.model.config) == sum(p.numel() for p in policy.parameters())
+    monkeypatch.setattr(scratch, "LlamaForCausalLM", lambda *_: pytest.fail("allocated"))
+    with pytest.raises(ValueError, match=r"policy has \d\d,\d{3},\d{3},\d{3},\d{3} parameters"):
+        made(hidden_size=2**20, **options)
 
 
 def test_another_architecture_has_another_identity() -> None:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from lightning.pytorch.callbacks import Callback
 
 from gigpo_lightning.callbacks.anchor_table import AnchorTable
+from gigpo_lightning.callbacks.output_place import check_file
 from gigpo_lightning.callbacks.seam import Rollouts, rollouts
 
 # Forgetting a quarter at a time makes it rare; sorting a full library every iteration would cost more than the rest.
@@ -36,7 +37,7 @@ class AnchorLibrary(Callback):
             an old policy.
 
     Raises:
-        ValueError: A number out of range, or `load_from` cannot be read.
+        ValueError: A number out of range, or `load_from` cannot be read; in `setup`, `save_to` cannot be written.
     """
 
     def __init__(
@@ -61,6 +62,11 @@ class AnchorLibrary(Callback):
             reset_every,
         )
 
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Refuse a place that cannot be written now, not when training ends."""
+        if stage == "fit" and trainer.is_global_zero:
+            check_file(self._path(trainer), f"AnchorLibrary.save_to={self.save_to}")
+
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Add the iteration's turns and log the library's figures."""
         data = rollouts(trainer, self)
@@ -69,7 +75,7 @@ class AnchorLibrary(Callback):
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write the library's own file."""
         if trainer.is_global_zero:
-            self.table.save(Path(self.save_to) if self.save_to else Path(trainer.default_root_dir) / "anchors.arrow")
+            self.table.save(self._path(trainer))
 
     def add(self, data: Rollouts) -> dict[str, float]:
         """Merge the reported turns of all processes, and return the figures `anchors/library_*`."""
@@ -86,6 +92,9 @@ class AnchorLibrary(Callback):
         if self.max_anchors is not None and len(self.table) > self.max_anchors:
             self.table.shrink(math.ceil(_KEPT_FRAC * self.max_anchors))
         return figures(self.table) | {"anchors/library_new_frac": new / max(len(batch), 1)}
+
+    def _path(self, trainer: pl.Trainer) -> Path:
+        return Path(self.save_to) if self.save_to else Path(trainer.default_root_dir) / "anchors.arrow"
 
     def state_dict(self) -> dict[str, Any]:
         """The whole table."""

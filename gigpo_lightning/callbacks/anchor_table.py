@@ -18,6 +18,12 @@ _INTEGERS = ("visits", "first_seen", "last_seen")
 _FLOATS = ("mean", "m2")
 _TEXTS = ("keys", "texts", "stages")
 _FORMAT = b"gigpo_lightning anchors 1"
+_SCHEMA = pa.schema(
+    [(name, pa.string()) for name in _TEXTS]
+    + [(name, pa.int64()) for name in _INTEGERS]
+    + [(name, pa.float64()) for name in _FLOATS],
+    metadata={"format": _FORMAT},
+)
 
 
 class AnchorTable:
@@ -154,16 +160,16 @@ class AnchorTable:
 
     def save(self, path: Path) -> None:
         """Write an Arrow file, readable with pyarrow or pandas; whole or not at all."""
-        columns = {name: pa.array(getattr(self, name)) for name in (*_TEXTS, *_INTEGERS, *_FLOATS)}
-        schema = pa.schema([(name, pa.string()) for name in _TEXTS] + [(name, pa.int64()) for name in _INTEGERS])
-        for name in _FLOATS:
-            schema = schema.append(pa.field(name, pa.float64()))
-        table = pa.table(columns, schema=schema.with_metadata({"format": _FORMAT}))
+        table = pa.table({name: pa.array(getattr(self, name)) for name in _SCHEMA.names}, schema=_SCHEMA)
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".{path.name}.partial")
-        with pa.OSFile(str(partial), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
-            writer.write_table(table)
-        partial.replace(path)
+        try:
+            with pa.OSFile(str(partial), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+                writer.write_table(table)
+            partial.replace(path)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise
 
     @classmethod
     def load(cls, path: Path) -> AnchorTable:
@@ -175,9 +181,10 @@ class AnchorTable:
         try:
             with pa.memory_map(str(path)) as source:
                 arrow = pa.ipc.open_file(source).read_all()
-        except (OSError, pa.ArrowInvalid) as error:
+            arrow.validate(full=True)  # else a wrong offset in a damaged file crashes the interpreter when it is used
+        except (OSError, KeyError, UnicodeDecodeError, pa.ArrowException) as error:
             raise ValueError(f"anchor library {path}: cannot be read: {error}") from error
-        if (arrow.schema.metadata or {}).get(b"format") != _FORMAT:
+        if not arrow.schema.equals(_SCHEMA, check_metadata=True):
             raise ValueError(f"anchor library {path}: not an anchor library of this version of gigpo_lightning")
         table = cls()
         for name in _TEXTS:
@@ -185,4 +192,7 @@ class AnchorTable:
         for name in (*_INTEGERS, *_FLOATS):
             setattr(table, name, arrow[name].to_numpy().copy())
         table._row = {key: row for row, key in enumerate(table.keys)}
+        missing = any(column.null_count for column in arrow.columns)
+        if missing or len(table._row) < len(table) or not np.isfinite([table.mean, table.m2]).all():
+            raise ValueError(f"anchor library {path}: damaged: it holds a state twice, or a figure that is no number")
         return table

@@ -70,6 +70,7 @@ class IterationCheckpoint(ModelCheckpoint):
         """Refuse a folder that cannot be written, and note whether it may hold an earlier run's checkpoints."""
         if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             require_writable(self.folder(trainer))
+        self._find_restored(self.folder(trainer))
         self._from_scratch = rollouts(trainer, self).iteration == 0
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -92,6 +93,14 @@ class IterationCheckpoint(ModelCheckpoint):
     def folder(self, trainer: pl.Trainer) -> Path:
         """The folder of the checkpoints; the same for every run, so that `last` finds the run before."""
         return (Path(self.dirpath) if self.dirpath else Path(trainer.default_root_dir) / "checkpoints").absolute()
+
+    def _find_restored(self, folder: Path) -> None:
+        """Name the last and the best of a resumed run: it may have no iteration left that would."""
+        there = {name: score for name, score in self.scores.items() if (folder / name).exists()}
+        if there:
+            last = max(there)
+            self.last_model_path = str(folder / last)
+            self.best_model_path = str(folder / (best_of(there) or last))
 
     def _save(self, trainer: pl.Trainer, pl_module: pl.LightningModule, data: Rollouts) -> None:
         """The scores go into the checkpoint, so they are settled first; links and removals come when it is on disk."""

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import errno
 import os
-import pickle
 import re
 import shutil
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,9 +102,15 @@ def damage(path: Path) -> str | None:
         if damaged is not None:
             return f"its part {damaged} is damaged"
         torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (OSError, RuntimeError, zipfile.BadZipFile, pickle.UnpicklingError) as error:
+    except Exception as error:  # noqa: BLE001 — changed bytes can make the reader fail in any way
         return f"{type(error).__name__}: {error}"
     return None
+
+
+def lacking(path: Path, entries: Sequence[str]) -> list[str]:
+    """Those of `entries` that a whole file lacks; all of them where it holds no table of entries at all."""
+    content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    return [entry for entry in entries if not isinstance(content, dict) or entry not in content]
 
 
 def link(name: Path, target: str) -> None:

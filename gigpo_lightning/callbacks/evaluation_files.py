@@ -15,6 +15,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from rich.console import Console
 from rich.table import Table
 
+from gigpo_lightning.callbacks.output_place import check_folder
 from gigpo_lightning.rollout.evaluation import results_table
 
 COLUMNS = ("stage", "split", "mode", "success", "95 % interval", "tasks", "turns")
@@ -25,6 +26,9 @@ class EvaluationFiles(Callback):
 
     Args:
         folder: Where the files go; null is the trainer's `default_root_dir`.
+
+    Raises:
+        ValueError: In `setup`: `folder` cannot be written.
     """
 
     def __init__(self, folder: str | None = None):
@@ -33,8 +37,9 @@ class EvaluationFiles(Callback):
         self.transcripts: list[Path] = []
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Nothing is written yet."""
+        """Nothing is written yet, but it must be possible: `fit`, too, ends with a test."""
         self.results, self.transcripts = None, []
+        check_folder(self._place(trainer), f"EvaluationFiles.folder={self.folder}")
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write `results.json` and show its rows."""
@@ -91,7 +96,12 @@ def describe(trainer: pl.Trainer, rows: list[dict[str, Any]]) -> dict[str, Any]:
 def write_json(path: Path, content: dict[str, Any]) -> Path:
     """Write a file that is either whole or not there."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
     partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    partial.replace(path)
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
     return path

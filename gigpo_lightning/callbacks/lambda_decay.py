@@ -37,7 +37,11 @@ class LambdaDecay(Callback):
             if value is not None and not 0 <= value <= 1:
                 raise ValueError(f"{name} is {value}, but λ must be in [0, 1]")
         given = {"start": start, "minimum" if schedule == "published" else "end": end, "span": span}
-        self._lam = make_schedule(schedule, **{name: value for name, value in given.items() if value is not None})
+        try:
+            self._lam = make_schedule(schedule, **{name: value for name, value in given.items() if value is not None})
+        except ValueError as error:
+            # What the published schedule falls to is its `minimum`, but `end` to the user.
+            raise ValueError(str(error).replace("minimum: ", "end: ")) from None
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Set λ for the first collection."""

@@ -5,6 +5,7 @@ Off unless listed in YAML. It runs once, before the first iteration; a resumed r
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import lightning.pytorch as pl
@@ -17,6 +18,7 @@ from gigpo_lightning.curriculum import Stage
 from gigpo_lightning.datamodule import RolloutDataModule
 from gigpo_lightning.module import GiGPOModule
 from gigpo_lightning.policy.base import BasePolicy
+from gigpo_lightning.policy.finite import not_finite
 from gigpo_lightning.policy.generation import TrieCache
 from gigpo_lightning.rollout.demonstrations import demonstrate, pack_row
 from gigpo_lightning.rollout.plan import generator
@@ -52,8 +54,8 @@ class WarmStart(Callback):
                 raise ValueError(f"WarmStart.{name}={value}: must be at least 1; to switch it off, leave WarmStart out")
         if stages is not None and stages < 1:
             raise ValueError(f"WarmStart.stages={stages}: must be at least 1, or null for all")
-        if not lr > 0:
-            raise ValueError(f"WarmStart.lr={lr}: must be positive")
+        if not 0 < lr < math.inf:
+            raise ValueError(f"WarmStart.lr={lr}: must be positive, 0.003 is usual")
         self.episodes, self.stages, self.epochs = episodes, stages, epochs
         self.batch_episodes, self.lr = batch_episodes, lr
         self.done = False
@@ -73,6 +75,7 @@ class WarmStart(Callback):
             raise TypeError(f"WarmStart needs a RolloutDataModule; the trainer's datamodule is {type(data).__name__}")
         if not isinstance(pl_module, GiGPOModule):
             raise TypeError(f"WarmStart needs a GiGPOModule; the trainer's module is {type(pl_module).__name__}")
+        data.check_fit()  # before the imitation, which may take minutes
         losses = self.imitate(data.policy, self._demonstrations(data), data.max_tokens_per_batch, data.seed)
         pl_module.renew_reference()
         rank_zero_info(f"WarmStart: {self.epochs} epochs, loss {losses[0]:.3f} → {losses[-1]:.3f}")
@@ -99,7 +102,11 @@ class WarmStart(Callback):
         return shown
 
     def imitate(self, policy: BasePolicy, shown: list[tuple[Segment, ...]], max_tokens: int, seed: int) -> list[float]:
-        """Minimise −log p of the expert's choices; returns the mean loss of every epoch, in nats per choice."""
+        """Minimise −log p of the expert's choices; returns the mean loss of every epoch, in nats per choice.
+
+        Raises:
+            ValueError: There is nothing to choose, or the loss or a weight is not finite.
+        """
         optimizer = torch.optim.AdamW(policy.parameters(), lr=self.lr, weight_decay=0.0)
         device = next(policy.parameters()).device
         random = generator(_STREAM, seed, 1)
@@ -128,6 +135,10 @@ class WarmStart(Callback):
                         "WarmStart: the expert's episodes have no choice to learn from; leave WarmStart out"
                     )
                 losses.append(total / count)
+                if not math.isfinite(total) or not_finite(policy.named_parameters()):
+                    raise ValueError(
+                        f"WarmStart.lr={self.lr}: the imitation went to numbers that are not finite; lower it"
+                    )
         return losses
 
 

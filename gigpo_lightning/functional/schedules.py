@@ -95,7 +95,7 @@ def make_schedule(name: str, **options: float) -> Schedule:
     Raises:
         ValueError: Unknown name, missing or unknown option, or a number outside its range.
     """
-    if name not in SCHEDULES:
+    if not isinstance(name, str) or name not in SCHEDULES:  # from YAML it may be a list
         raise ValueError(f"schedule: {name!r} is unknown; choose one of {', '.join(SCHEDULES)}")
     function = SCHEDULES[name]
     allowed = [key for key in function.__annotations__ if key not in ("iteration", "return")]

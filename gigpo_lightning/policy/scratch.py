@@ -6,6 +6,7 @@ It needs no model hub and no GPU. Words and fixed phrases of the world are one t
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from gigpo_lightning.envs.base import TaskSet
 from gigpo_lightning.policy.base import BasePolicy, KeptTurn, PromptFormat
 from gigpo_lightning.policy.ragged import ATTENTION_NAME
+from gigpo_lightning.suggest import did_you_mean
 
 SPECIAL = ("<pad>", "<unk>", "<bos>", "<task>", "<act>", "<end>")
 # Printable ASCII one by one: what the vocabulary lacks is spelled, so that no two actions ever share their tokens.
@@ -66,13 +68,13 @@ class ScratchPrompt(PromptFormat):
         return self._end
 
     def _single(self, verb: str) -> int:
-        """The id of a word that must be one token."""
-        ids = self.tokenizer.encode(verb, add_special_tokens=False)
-        if len(ids) != 1:
-            raise ValueError(
-                f"policy.verb_last has {verb!r}: it must be one entry of the world's vocabulary, not {len(ids)} tokens"
-            )
-        return int(ids[0])
+        """The id of an entry of the vocabulary; special tokens and single characters, which spell, are none."""
+        first = len(SPECIAL) + len(FALLBACK)
+        entries = {entry: token for entry, token in self.tokenizer.get_vocab().items() if token >= first}
+        if verb not in entries:
+            hint = did_you_mean(verb, sorted(entries), quote="'")
+            raise ValueError(f"policy.verb_last has {verb!r}: it must be one entry of the world's vocabulary{hint}")
+        return int(entries[verb])
 
     def _encode(self, text: str) -> tuple[int, ...]:
         ids = self._encoded.get(text)
@@ -134,6 +136,14 @@ def start_copying(model: LlamaForCausalLM, copy: float, recency: float) -> None:
             attention.k_proj.bias.fill_(recency)
 
 
+def count_parameters(config: LlamaConfig) -> int:
+    """Weights of a Llama with tied embeddings and attention biases, known before any is made."""
+    width, key_width = config.hidden_size, config.hidden_size // config.num_attention_heads * config.num_key_value_heads
+    attention = 2 * (width * width + width) + 2 * (width * key_width + key_width)  # queries and output, keys and values
+    layer = attention + 3 * width * config.intermediate_size + 2 * width  # feed-forward part; two norms
+    return config.vocab_size * width + config.num_hidden_layers * layer + width
+
+
 class ScratchPolicy(BasePolicy):
     """A Llama-architecture model initialised at random, for worlds that name their vocabulary.
 
@@ -144,7 +154,7 @@ class ScratchPolicy(BasePolicy):
         kv_heads: Key/value heads; divides `heads`.
         intermediate_size: Width of the feed-forward part; null for 3 × `hidden_size`.
         max_positions: Longest sequence in tokens; `data.segments.max_tokens` and one answer must fit.
-        initializer_range: Standard deviation of the initial weights.
+        initializer_range: Standard deviation of the initial weights, in (0, 1].
         copy_init: Scale of an initial attention that copies the words it attends to; 0 for none.
         recency_init: Initial preference of attention for near tokens; 0 for none.
         repeat_instruction: Show the goal before every answer instead of once per segment.
@@ -170,7 +180,14 @@ class ScratchPolicy(BasePolicy):
         init_seed: int = 0,
     ):
         super().__init__()
-        for name, value in (("hidden_size", hidden_size), ("layers", layers), ("heads", heads), ("kv_heads", kv_heads)):
+        for name, value in (
+            ("hidden_size", hidden_size),
+            ("layers", layers),
+            ("heads", heads),
+            ("kv_heads", kv_heads),
+            ("intermediate_size", 1 if intermediate_size is None else intermediate_size),
+            ("max_positions", max_positions),
+        ):
             if value < 1:
                 raise ValueError(f"policy.{name}={value}: must be at least 1")
         if hidden_size % (2 * heads) or heads % kv_heads:
@@ -178,12 +195,14 @@ class ScratchPolicy(BasePolicy):
                 f"policy.hidden_size={hidden_size}, heads={heads}, kv_heads={kv_heads}: hidden_size must be a multiple "
                 "of 2 × heads, and heads of kv_heads"
             )
+        _check_start(initializer_range, copy_init, recency_init, rope_theta, init_seed)
+        _check_words(verb_last)
         self.options = {
             "hidden_size": hidden_size,
             "num_hidden_layers": layers,
             "num_attention_heads": heads,
             "num_key_value_heads": kv_heads,
-            "intermediate_size": intermediate_size or 3 * hidden_size,
+            "intermediate_size": 3 * hidden_size if intermediate_size is None else intermediate_size,
             "max_position_embeddings": max_positions,
             "initializer_range": initializer_range,
             "attention_bias": True,
@@ -210,13 +229,13 @@ class ScratchPolicy(BasePolicy):
             attn_implementation=ATTENTION_NAME,
             **self.options,
         )
+        parameters = count_parameters(config)
+        if parameters > MAX_PARAMETERS:
+            raise ValueError(f"policy has {parameters:,} parameters; a scratch policy may have {MAX_PARAMETERS:,}")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.init_seed)
             self.model = LlamaForCausalLM(config)
             start_copying(self.model, self.copy_init, self.recency_init)
-        parameters = sum(p.numel() for p in self.model.parameters())
-        if parameters > MAX_PARAMETERS:
-            raise ValueError(f"policy has {parameters:,} parameters; a scratch policy may have {MAX_PARAMETERS:,}")
         self.prompt = ScratchPrompt(tokenizer, self.repeat_instruction, self.verb_last)
         self._vocabulary_digest = hashlib.sha256("\n".join(vocabulary).encode()).hexdigest()[:16]
 
@@ -228,3 +247,27 @@ class ScratchPolicy(BasePolicy):
             "verb_last": self.verb_last,
             "vocabulary": self._vocabulary_digest,
         }
+
+
+def _check_start(
+    initializer_range: float, copy_init: float, recency_init: float, rope_theta: float, init_seed: int
+) -> None:
+    """Refuse numbers that the initial weights or the position code cannot have."""
+    if not 0 < initializer_range <= 1:
+        raise ValueError(f"policy.initializer_range={initializer_range}: must lie in (0, 1], 0.07 is usual")
+    for name, value in (("copy_init", copy_init), ("recency_init", recency_init)):
+        if not 0 <= value < math.inf:
+            raise ValueError(f"policy.{name}={value}: must be at least 0; 0 is off, 1 is usual")
+    if not 0 < rope_theta < math.inf:
+        raise ValueError(f"policy.rope_theta={rope_theta}: must be positive, 1000 is usual")
+    if not 0 <= init_seed < 2**63:
+        raise ValueError(f"policy.init_seed={init_seed}: must lie in [0, 2^63)")
+
+
+def _check_words(verb_last: Sequence[str]) -> None:
+    """Refuse what is no list of words, and words listed twice."""
+    if verb_last is None or isinstance(verb_last, str):
+        raise ValueError(f"policy.verb_last={verb_last!r}: must be a list of words, e.g. [take]; [] for none")
+    twice = [verb for verb in verb_last if list(verb_last).count(verb) > 1]
+    if twice:
+        raise ValueError(f"policy.verb_last: {twice[0]!r} is listed twice; name each word once")

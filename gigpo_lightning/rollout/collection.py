@@ -49,6 +49,11 @@ class CreditRule:
         except ValueError as error:
             raise ValueError(f"data.credit.{error}") from None
 
+    @property
+    def reads_lam(self) -> bool:
+        """Whether λ has any influence."""
+        return self.estimator == "gigpo" and self.combine == "convex"
+
     def share(self, lam: float) -> float:
         """The share of the episode advantage that this rule really gives, for the figures: λ where it is read."""
         if self.estimator != "gigpo":

@@ -96,13 +96,15 @@ class Collector:
         self._max_action_tokens, self._max_env_errors = max_action_tokens, max_env_errors
         self._tries = TrieCache(policy.prompt)
         self._cache: KVCache | None = None
+        self._lists_actions: bool | None = None  # whether the world lists them: at every turn as at the first
         self.stats = CollectorStats()
 
     def run(self, jobs: Sequence[EpisodeJob], temperature: float) -> Iterator[tuple[int, Episode]]:
         """Play all jobs; yields `(index of the job, episode)` as episodes finish.
 
         Raises:
-            RuntimeError: The environments failed too often; the message ends with the last failure.
+            ValueError: The environments failed too often (the message ends with the last failure, the cause shows where
+                in the world's code), or admissible actions are listed on some turns only.
         """
         self.stats = CollectorStats()
         rows = min(self._rows, len(jobs))
@@ -173,10 +175,18 @@ class Collector:
     def _open_turn(self, row: _Live) -> None:
         """Point the row at its first choice of this turn."""
         row.action, row.sampled = None, 0
-        if self._constrain and row.state.admissible is not None:
-            self._descend(row, self._tries.get(row.state.admissible))
-        else:
+        admissible = row.state.admissible if self._constrain else None
+        if self._lists_actions is None:
+            self._lists_actions = admissible is not None
+        if self._lists_actions != (admissible is not None):
+            raise ValueError(
+                f"task {row.job.task.id}, turn {len(row.turns) + 1}: the world lists admissible actions on some turns "
+                "only; list them on every turn, or set data.constrain to false"
+            )
+        if admissible is None:
             row.node = None
+        else:
+            self._descend(row, self._tries.get(admissible))
 
     def _descend(self, row: _Live, node: ActionTrie) -> None:
         """Take the forced tokens below `node`; the action is complete at a leaf."""
@@ -250,7 +260,7 @@ class Collector:
             return
         self.stats.env_errors.append(state.error or "unknown failure")
         if len(self.stats.env_errors) > self._max_env_errors:
-            raise RuntimeError(
+            raise ValueError(
                 f"the environments failed {len(self.stats.env_errors)} times in one collection "
-                f"(max_env_errors={self._max_env_errors}); the last failure: {state.error}"
-            )
+                f"(data.max_env_errors={self._max_env_errors}); the last failure: {state.error}"
+            ) from (RuntimeError(state.trace) if state.trace else None)

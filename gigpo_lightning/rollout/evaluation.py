@@ -18,6 +18,7 @@ from gigpo_lightning.trajectory import Episode
 
 # Tells the random numbers of evaluations from those of training.
 EVALUATION_STREAM = 3
+Place = tuple[Stage, str]  # a stage and a split of its tasks
 Z_95 = 1.959963984540054  # two-sided 95 % quantile of the normal distribution
 
 
@@ -53,12 +54,18 @@ class EvaluationRule:
         for name in ("tasks", "seeds", "during_fit_tasks", "predict_tasks"):
             if getattr(self, name) < 1:
                 raise ValueError(f"data.evaluation.{name}={getattr(self, name)}: must be at least 1")
-        if self.temperature <= 0:
+        if not 0 < self.temperature < math.inf:
             raise ValueError(f"data.evaluation.temperature={self.temperature}: must be positive; `greedy` needs none")
+        if self.seed < 0:
+            raise ValueError(f"data.evaluation.seed={self.seed}: must be at least 0")
         if not self.splits:
             raise ValueError("data.evaluation.splits is empty: name at least one split, e.g. [unseen]")
         if self.stages is not None and not self.stages:
             raise ValueError("data.evaluation.stages is empty: name at least one stage, or null for all")
+        for option, names in (("splits", self.splits), ("stages", self.stages or ())):
+            twice = [name for name in names if names.count(name) > 1]
+            if twice:
+                raise ValueError(f"data.evaluation.{option}: {twice[0]!r} is listed twice; name each once")
 
     def check(self, stages: Sequence[Stage], splits: Sequence[str]) -> None:
         """Refuse names that the curriculum or the task set does not have.

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from gigpo_lightning.callbacks.anchor_library import AnchorLibrary, figures
 from gigpo_lightning.callbacks.anchor_table import AnchorTable
 from gigpo_lightning.callbacks.checkpoint import IterationCheckpoint
+from gigpo_lightning.callbacks.output_place import check_file
 from tests.callbacks.tiny import CreditTable, Report, TinyRollouts, fit
 
 
@@ -162,6 +163,78 @@ def test_a_damaged_or_foreign_file_is_refused(tmp_path: Path) -> None:
         writer.write_table(table)
     with pytest.raises(ValueError, match=r"other\.arrow: not an anchor library"):
         AnchorLibrary(load_from=str(tmp_path / "other.arrow"))
+
+
+def test_a_damaged_offset_is_refused_instead_of_crashing(tmp_path: Path) -> None:
+    # Keys of 5, 9 and 2 characters begin and end at 0, 5, 14 and 16: int32 numbers that stand in the file as they are.
+    keys = ["a" * 5, "b" * 9, "c" * 2]
+    turns([(key, 1.0) for key in keys]).save(tmp_path / "good.arrow")
+    whole = bytearray((tmp_path / "good.arrow").read_bytes())
+    place = whole.index(np.array([0, 5, 14, 16], np.int32).tobytes())
+    whole[place + 11] = 0x7F  # 14 becomes 2·10⁹: far outside of the file
+    (tmp_path / "bad.arrow").write_bytes(whole)
+    with pytest.raises(ValueError, match=r"anchor library .*bad\.arrow: cannot be read"):
+        AnchorLibrary(load_from=str(tmp_path / "bad.arrow"))
+
+
+def test_any_damaged_byte_is_refused_or_harmless(tmp_path: Path) -> None:
+    turns([(f"key {i % 7}", float(i)) for i in range(9)]).save(tmp_path / "good.arrow")
+    whole = (tmp_path / "good.arrow").read_bytes()
+    refused = 0
+    for place in range(0, len(whole), 3):
+        (tmp_path / "bad.arrow").write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+        try:
+            assert len(AnchorTable.load(tmp_path / "bad.arrow")) <= 7
+        except ValueError as error:
+            assert f"anchor library {tmp_path / 'bad.arrow'}: " in str(error)  # noqa: PT017 - many are no error
+            refused += 1
+    assert refused > 100
+
+
+def test_a_library_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
+    table = turns([("a", 1.0), ("b", 2.0)])
+    table.keys = ["a", "a"]
+    table.save(tmp_path / "twice.arrow")
+    with pytest.raises(ValueError, match=r"twice\.arrow: damaged"):
+        AnchorTable.load(tmp_path / "twice.arrow")
+    table = turns([("a", 1.0)])
+    table.mean[0] = np.nan
+    table.save(tmp_path / "nan.arrow")
+    with pytest.raises(ValueError, match=r"nan\.arrow: damaged"):
+        AnchorTable.load(tmp_path / "nan.arrow")
+
+
+@pytest.mark.parametrize(
+    ("save_to", "message"),
+    [
+        ("folder", r"AnchorLibrary\.save_to=.*folder: .*folder is a folder; give the name of a file"),
+        (".", r"AnchorLibrary\.save_to=.* is a folder; give the name of a file"),
+        ("file/x.arrow", r"AnchorLibrary\.save_to=.*x\.arrow: .*file is not a folder"),
+        ("/proc/x.arrow", r"AnchorLibrary\.save_to=/proc/x\.arrow: cannot write in /proc: "),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_refused_before_anything_is_played(
+    tmp_path: Path, save_to: str, message: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("")
+    library = AnchorLibrary(save_to=str(tmp_path / save_to))  # an absolute path stays what it is
+    with pytest.raises(ValueError, match=message):
+        fit(tmp_path, [library], [0.5], epochs=1)
+    assert len(library.table) == 0
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "folder"]
+
+
+def test_a_save_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError, match="folder"):
+        turns([("a", 1.0)]).save(tmp_path / "folder")
+    assert [path.name for path in tmp_path.rglob("*")] == ["folder"]
+
+
+def test_asking_for_the_place_makes_no_folder(tmp_path: Path) -> None:
+    check_file(tmp_path / "a" / "b" / "file", "option")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_resume_equals_uninterrupted(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,16 @@ def test_going_back_keeps_the_other_branch_until_it_is_overwritten(tmp_path: Pat
     fit(tmp_path, [IterationCheckpoint(keep_last=4)], [0.5], epochs=3, ckpt_path=str(back))
     assert "iteration=000004.ckpt" in names(folder)
     assert newest_complete(folder) == (folder / "iteration=000003.ckpt").resolve()  # what last.ckpt says
+
+
+def test_a_resume_with_nothing_left_to_do_knows_the_best(tmp_path: Path) -> None:
+    """What is evaluated after the fit: without it, a finished run's results would become those of its last weights."""
+    rates = [0.1, 0.9, 0.2]
+    fit(tmp_path, [IterationCheckpoint()], rates, epochs=3)
+    trainer, module, _ = fit(tmp_path, [IterationCheckpoint()], rates, epochs=3, ckpt_path="last")
+    assert module.steps == 0
+    assert Path(trainer.checkpoint_callback.best_model_path).name == "iteration=000002.ckpt"
+    assert Path(trainer.checkpoint_callback.last_model_path).name == "iteration=000003.ckpt"
 
 
 def test_a_run_from_scratch_moves_the_earlier_one_aside(tmp_path: Path) -> None:
@@ -204,6 +215,33 @@ def test_a_damaged_last_is_passed_over(tmp_path: Path) -> None:
     last.write_bytes(data)
     assert newest_complete(folder) == last
     assert newest_complete(tmp_path / "nowhere") is None
+
+
+@pytest.mark.parametrize(
+    "pickled",
+    [
+        b"\x80\x02X\x01\x00\x00\x00\xff.",  # a text that is not UTF-8
+        b"",  # the end where an opcode must be
+        b"\x80\x02h\x07.",  # a reference to what was never stored
+    ],
+)
+def test_whatever_the_reader_fails_with_is_damage(tmp_path: Path, pickled: bytes) -> None:
+    torch.save({"a": 1}, tmp_path / "whole.ckpt")
+    path = tmp_path / "iteration=000001.ckpt"
+    with zipfile.ZipFile(tmp_path / "whole.ckpt") as whole, zipfile.ZipFile(path, "w") as archive:
+        for name in whole.namelist():
+            archive.writestr(name, pickled if name.endswith("data.pkl") else whole.read(name))
+    assert durable.damage(tmp_path / "whole.ckpt") is None
+    assert durable.damage(path) is not None
+    with pytest.warns(UserWarning, match=r"iteration=000001\.ckpt is passed over"):
+        assert newest_complete(tmp_path) is None
+
+
+def test_lacking_by_hand(tmp_path: Path) -> None:
+    torch.save({"a": 1, "b": 2}, tmp_path / "x.ckpt")
+    assert durable.lacking(tmp_path / "x.ckpt", ["a", "c", "b", "d"]) == ["c", "d"]
+    torch.save([1], tmp_path / "x.ckpt")
+    assert durable.lacking(tmp_path / "x.ckpt", ["a", "b"]) == ["a", "b"]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's always full device")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -99,9 +98,22 @@ def test_a_module_without_results_leaves_no_file(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    written: Any = EvaluationFiles(folder=str(tmp_path / "file"))
-    with pytest.raises(OSError, match="file"):
-        make_trainer(tmp_path, callbacks=[written]).test(make_module(), datamodule=make_data(), verbose=False)
+    for folder in ("file", "file/below"):
+        written = EvaluationFiles(folder=str(tmp_path / folder))
+        message = rf"EvaluationFiles\.folder=.*{folder}: .*file is not a folder"
+        module, trainer = make_module(), make_trainer(tmp_path, callbacks=[written])
+        for command in (trainer.test, trainer.predict, trainer.fit):  # a fit ends with a test
+            with pytest.raises(ValueError, match=message):
+                command(module, datamodule=make_data())
+        assert not hasattr(module, "results") or not module.results  # nothing was played
+    assert files(tmp_path) == ["file"]
+
+
+def test_a_file_that_cannot_take_its_place_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "results.json").mkdir()
+    with pytest.raises(OSError, match=r"results\.json"):
+        write_json(tmp_path / "results.json", {})
+    assert files(tmp_path) == []
 
 
 # -- from the command line ---------------------------------------------------------------------------------------------

@@ -20,6 +20,11 @@ from tests.callbacks.tiny import TinyRollouts, fit
         ({"temperature": {"schedule": "linear", "start": 1.0, "end": 0.0, "span": 5}}, "temperature is .* > 0"),
         ({"entropy_coef": -0.1}, "entropy_coef is -0.1, but must stay ≥ 0"),
         ({"entropy_coef": {"schedule": "bend", "start": 1}}, "entropy_coef is .*'bend' is unknown"),
+        (
+            {"entropy_coef": {"schedule": ["linear"], "start": 1}},
+            r"entropy_coef is .*\['linear'\] is unknown; choose one",
+        ),
+        ({"temperature": float("nan")}, "temperature is nan.* not a finite number"),
         ({"entropy_coef": {"start": 1}}, "entropy_coef is .*`schedule` is missing"),
         ({"temperature": {"schedule": "constant", "strat": 1}}, "temperature is .*strat: not an option"),
         ({"temperature": {"schedule": "constant", "start": "hot"}}, "temperature is .*start: 'hot' is not a number"),

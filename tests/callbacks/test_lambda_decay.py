@@ -22,7 +22,8 @@ from tests.callbacks.tiny import TinyRollouts, fit
         ({"schedule": "linear", "start": 1.0}, "end: missing"),
         ({"schedule": "constant", "start": 1.0, "span": 5}, "span: not an option"),
         ({"span": 0}, "span: 0 is not a positive number"),
-        ({"start": 0.4}, "minimum: λ = 0.5"),
+        ({"start": 0.4}, r"^end: λ = 0.5 is outside \[0, start = 0.4\]"),
+        ({"start": 0.4, "end": 0.6}, r"^end: λ = 0.6 is outside"),
     ],
 )
 def test_a_bad_option_is_named(options: dict, message: str) -> None:

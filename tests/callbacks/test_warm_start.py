@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,8 @@ class Hopeless(BoxTasks):
         ({"batch_episodes": 0}, r"WarmStart\.batch_episodes=0"),
         ({"stages": 0}, r"WarmStart\.stages=0: must be at least 1, or null"),
         ({"lr": 0.0}, r"WarmStart\.lr=0\.0: must be positive"),
+        ({"lr": math.nan}, r"WarmStart\.lr=nan: must be positive"),
+        ({"lr": math.inf}, r"WarmStart\.lr=inf: must be positive"),
     ],
 )
 def test_a_bad_option_is_named(options: dict[str, Any], message: str) -> None:
@@ -127,6 +130,21 @@ def test_demonstrations_are_spread_over_the_chosen_stages(tmp_path: Path) -> Non
 
     assert (count(both, two), count(both, five)) == (4, 4)
     assert (count(first, two), count(first, five)) == (8, 0)
+
+
+def test_an_imitation_that_diverges_is_refused(tmp_path: Path) -> None:
+    """Adam's first step is ten times this rate, the largest of float32; the loss before it is still a number."""
+    warm = WarmStart(episodes=4, epochs=1, batch_episodes=4, lr=3e37)
+    with pytest.raises(ValueError, match=r"WarmStart\.lr=3e\+37: .* not finite; lower it"):
+        fit(tmp_path, callbacks=[warm])
+
+
+def test_what_the_run_cannot_play_is_found_before_the_imitation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WarmStart, "imitate", lambda *_: pytest.fail("imitated first"))
+    with pytest.raises(ValueError, match="there is no split 'unsen'"):
+        fit(tmp_path, callbacks=[WarmStart()], data={"evaluation": EvaluationRule(splits=("unsen",))})
 
 
 # -- inside a fit ------------------------------------------------------------------------------------------------------

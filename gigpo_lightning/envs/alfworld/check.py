@@ -86,8 +86,11 @@ def check_env(
         expert: Gives a solution of a game; by default its file's walkthrough.
 
     Raises:
-        ValueError: No game files, or the extra is not installed.
+        ValueError: A number below 1, no game files, or the extra is not installed.
     """
+    for option, value in (("games", games), ("steps", steps_per_game)):
+        if value < 1:
+            raise ValueError(f"--{option}={value}: must be at least 1")
     paths = sorted(Path(data_dir).rglob("game.tw-pddl"))
     if not paths:
         raise ValueError(f"--data {data_dir} holds no game.tw-pddl files")

@@ -111,6 +111,9 @@ def run_make(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     try:
         tasks = GeneratedTasks(seed=options.seed, difficulty=_json_object(options.difficulty))
+        for split in SPLIT_FOLDERS:  # all of them, before anything is written
+            if not 0 <= getattr(options, split) <= tasks.len(split):
+                raise ValueError(f"--{split}={getattr(options, split)}: must be from 0 to {tasks.len(split)}")
         for split in SPLIT_FOLDERS:
             count = getattr(options, split)
             paths = write_games(tasks, split, count, options.folder) if count else []

@@ -21,6 +21,7 @@ from gigpo_lightning.envs.alfworld.recognise import DOMAIN_MARKER, GRAMMAR_MARKE
 from gigpo_lightning.envs.alfworld.text import TASK_PREFIX
 
 DIALECTS = ("move", "put")
+_AGAIN = "was its download or generation cut short? Fetch or make the games again"
 _PUT_TEMPLATES = {"move": "move {o} to {r}", "put": "put {o} in/on {r}"}
 _PUT_FEEDBACK = {"move": "You move the {o} to the {r}.", "put": "You put the {o} in/on the {r}."}
 
@@ -110,7 +111,7 @@ def load_game(path: str | Path) -> GameData:
     data = read_game_file(path)
     try:
         return _game(data, str(path), _task_type(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"game file {path}: {error}") from error
 
 
@@ -120,16 +121,44 @@ def read_game_file(path: str | Path) -> dict[str, Any]:
     Raises:
         ValueError: The file is missing or corrupted.
     """
-    try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"game file {path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise ValueError(f"game file {path} is no JSON ({error}); was its download or generation cut short?") from error
+    data = read_json(path)
     for key in ("pddl_domain", "grammar", "pddl_problem"):
-        if not isinstance(data, Mapping) or not isinstance(data.get(key), str):
+        if not isinstance(data.get(key), str):
             raise ValueError(f"game file {path} has no text {key!r}: it is no game.tw-pddl file")
-    return dict(data)
+    walkthrough = data.get("walkthrough") or []
+    if not isinstance(walkthrough, list) or not all(isinstance(command, str) for command in walkthrough):
+        raise ValueError(f"game file {path}: 'walkthrough' must be a list of commands, but it is {walkthrough!r:.80}")
+    return data
+
+
+def read_text(path: str | Path, errors: str = "strict") -> str:
+    """The text of a file; `errors` as in `bytes.decode`.
+
+    Raises:
+        ValueError: It is missing, cannot be read, or is not UTF-8; the message names the file.
+    """
+    try:
+        return Path(path).read_text(encoding="utf-8", errors=errors)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}; {_AGAIN}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no UTF-8 text ({error}); {_AGAIN}") from error
+
+
+def read_json(path: str | Path) -> dict[str, Any]:
+    """The JSON object that a file holds.
+
+    Raises:
+        ValueError: The file cannot be read or holds something else; the message names the file.
+    """
+    text = read_text(path)
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is no JSON ({error}); {_AGAIN}") from error
+    if not isinstance(data, dict):
+        raise ValueError(f"{path} holds a JSON {type(data).__name__} instead of an object; {_AGAIN}")
+    return data
 
 
 def marker_grammar(instruction: str) -> str:
@@ -147,13 +176,12 @@ def _game(data: Mapping[str, Any], source: str, task_type: str) -> GameData:
         variants, instruction = {"command putobject": "move"}, rest.removeprefix(TASK_PREFIX)
     else:
         variants, instruction = recognise.check_grammar(data["grammar"], actions)
-    walkthrough = data.get("walkthrough") or ()
     game = GameData(
         problem_text=data["pddl_problem"],
         instruction=instruction,
         dialect=variants["command putobject"],
         task_type=task_type,
-        walkthrough=tuple(str(command) for command in walkthrough),
+        walkthrough=tuple(data.get("walkthrough") or ()),
         arrives_at_location=variants.get("GotoLocation.feedback") == "location",
         has_help="help" in actions,
         source=source,
@@ -166,10 +194,4 @@ def _game(data: Mapping[str, Any], source: str, task_type: str) -> GameData:
 
 def _task_type(path: Path) -> str:
     beside = path.with_name("traj_data.json")
-    if not beside.is_file():
-        return ""
-    try:
-        found = json.loads(beside.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{beside} is no JSON ({error})") from error
-    return str(found.get("task_type", "")) if isinstance(found, Mapping) else ""
+    return str(read_json(beside).get("task_type", "")) if beside.is_file() else ""

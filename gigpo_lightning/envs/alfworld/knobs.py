@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -57,6 +58,8 @@ class Knobs:
         Raises:
             ValueError: An unknown knob, a malformed value, or nothing left.
         """
+        if not isinstance(difficulty, Mapping):
+            raise ValueError(f"difficulty must be a mapping of knobs to values; got {difficulty!r}")
         knobs = self
         for name, value in difficulty.items():
             knobs = knobs._narrow_one(name, value)
@@ -76,7 +79,7 @@ class Knobs:
             empty = changed[name][0] > changed[name][1]
         else:
             known = sorted((*_CHOICES, *_RANGES))
-            hint = did_you_mean(name, known, quote="'")
+            hint = did_you_mean(str(name), known, quote="'")
             raise ValueError(f"difficulty has no knob {name!r}; known knobs: {', '.join(known)}{hint}")
         if empty:
             raise ValueError(f"difficulty {name}: {value!r} leaves no task: {name} is already {self.value(name)}")
@@ -143,10 +146,16 @@ def _choice(name: str, value: Any, allowed: tuple[str, ...]) -> tuple[str, ...]:
 def _range(name: str, value: Any) -> tuple[float, float]:
     least, greatest, whole = _RANGES[name]
     pair = value if isinstance(value, Sequence) and not isinstance(value, str) else [value, value]
-    numbers = all(isinstance(one, (int, float)) and (not whole or one == int(one)) for one in pair)
-    if len(pair) != 2 or not numbers or pair[0] > pair[1]:
-        raise ValueError(f"difficulty {name} must be a number or [low, high] with low <= high; got {value!r}")
-    low, high = (int(one) if whole else float(one) for one in pair)
-    if low < least or high > greatest:
+    if len(pair) != 2 or not all(_is_number(one, whole) for one in pair) or pair[0] > pair[1]:
+        kind = "a whole number" if whole else "a number"
+        raise ValueError(f"difficulty {name} must be {kind} or [low, high] with low <= high; got {value!r}")
+    if pair[0] < least or pair[1] > greatest:
         raise ValueError(f"difficulty {name} must lie between {least} and {greatest}; got {value!r}")
+    low, high = (int(one) if whole else float(one) for one in pair)
     return low, high
+
+
+def _is_number(value: Any, whole: bool) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value) and (not whole or value.is_integer())
+    return isinstance(value, int)

@@ -6,13 +6,12 @@ sorted, not the file system's.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from gigpo_lightning.envs.alfworld.game import read_game_file
+from gigpo_lightning.envs.alfworld.game import read_game_file, read_json, read_text
 from gigpo_lightning.envs.alfworld.goals import TASK_TYPES
 from gigpo_lightning.envs.alfworld.rooms import FIRST_SCENE
 
@@ -76,24 +75,15 @@ def list_games(folder: Path, split: str) -> list[RecordedGame]:
 
 def _is_solvable(path: Path) -> bool:
     # Looked up in the text, as parsing thousands of files of 100 kB would take a minute; what is odd is parsed.
-    match = _SOLVABLE.search(path.read_text(encoding="utf-8", errors="replace"))
+    match = _SOLVABLE.search(read_text(path, errors="replace"))
     if match:
         return match[1] == "true"
     return bool(read_game_file(path).get("solvable"))
 
 
 def _task_type(path: Path) -> str:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}; fetch the games again") from error
-    match = _TASK_TYPE.search(text)
-    if match:
-        return match[1]
-    try:
-        return str(json.loads(text).get("task_type", ""))
-    except ValueError as error:
-        raise ValueError(f"{path} is no JSON ({error}); fetch the games again") from error
+    match = _TASK_TYPE.search(read_text(path))
+    return match[1] if match else str(read_json(path).get("task_type", ""))
 
 
 def _room(name: str) -> str:

@@ -19,6 +19,7 @@ from gigpo_lightning.envs.alfworld.vocabulary import vocabulary
 from gigpo_lightning.envs.base import Task, TaskSet
 
 SPLITS = ("train", "seen", "unseen")
+MOST_TASKS = 1_000_000_000  # more than any run can play; what counts or draws tasks need not handle larger numbers
 
 
 class GeneratedTasks(TaskSet):
@@ -29,7 +30,7 @@ class GeneratedTasks(TaskSet):
 
     Args:
         seed: Another seed, other households.
-        train_tasks: Number of training tasks.
+        train_tasks: Number of training tasks, of each split from 1 to 10⁹.
         seen_tasks: Number of evaluation tasks in training layouts.
         unseen_tasks: Number of evaluation tasks in layouts of their own.
         difficulty: The ranges that tasks are drawn from, as in `narrow`; null: everything the world has.
@@ -50,8 +51,8 @@ class GeneratedTasks(TaskSet):
         self.seed = seed
         self._sizes = {"train": train_tasks, "seen": seen_tasks, "unseen": unseen_tasks}
         for split, size in self._sizes.items():
-            if size < 1:
-                raise ValueError(f"{split}_tasks must be at least 1; got {size}")
+            if not 1 <= size <= MOST_TASKS:
+                raise ValueError(f"{split}_tasks must be at least 1 and at most {MOST_TASKS:,}; got {size}")
         self._knobs = Knobs()
         self._anchor, self._engine = anchor, engine
         if difficulty:
