@@ -82,10 +82,6 @@ def line_refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
         (["--trainer.precision=bf16-mixed"], ["trainer.precision=bf16-mixed", "32-true"]),
         (["--trainer.precision=64"], ["trainer.precision=64", "32-true"]),
         (["--trainer.max_time=soon"], ["'soon'", "DD:HH:MM:SS"]),
-        (
-            ["--trainer.callbacks+=lightning.pytorch.callbacks.Timer"],
-            ["trainer.max_time", "trainer.callbacks has a Timer, too"],
-        ),
         (["--trainer.check_val_every_n_epoch=0"], ["trainer.check_val_every_n_epoch=0", "limit_val_batches"]),
     ],
 )

@@ -17,6 +17,7 @@ from lightning.pytorch.callbacks import Timer
 
 from gigpo_lightning import __main__, __version__, cli_run, resources
 from gigpo_lightning.cli import GiGPOCLI
+from gigpo_lightning.cli_checks import check_options
 from gigpo_lightning.cli_config import resolve_configs, run_name
 from gigpo_lightning.resources import find_file, shipped_dir, shipped_files
 from tests.cli_world import LineData, LineModule
@@ -315,6 +316,11 @@ def test_the_time_limit_ends_a_run_at_the_end_of_an_iteration() -> None:
     assert cli.trainer.global_step == 2 * cli.trainer.current_epoch  # the datamodule has two batches
     timers = [callback for callback in cli.trainer.callbacks if isinstance(callback, Timer)]  # type: ignore[attr-defined]
     assert [timer._interval for timer in timers] == ["epoch"]
+
+
+def test_two_limits_of_time_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"trainer\.max_time=00:01:00:00: trainer\.callbacks has a Timer, too"):
+        check_options({"max_time": "00:01:00:00"}, [Timer("00:00:30:00")], LineModule())
 
 
 def test_other_commands_write_beside_the_checkpoint_they_use(own_folder: Path) -> None:

@@ -54,7 +54,7 @@ def test_success_is_that_of_the_stage_played() -> None:
 
 def curriculum(folder: Path) -> Curriculum:
     path = folder / "two.yaml"
-    path.write_text("stages: [{name: a, min_iterations: 2}, {name: the end, min_iterations: 2}]")
+    path.write_text("stages: [{name: a, min_iterations: 2}, {name: the-end, min_iterations: 2}]")
     return Curriculum(str(path))
 
 
@@ -71,12 +71,12 @@ def test_without_a_terminal_one_line_per_iteration_and_a_table(
     assert "\r" not in output
     lines = [text for text in output.splitlines() if text.startswith("iteration")]
     stages = [re.search(r"stage (.*?) · λ", text)[1] for text in lines]
-    assert stages == ["1/2 a", "1/2 a", "2/2 the end", "2/2 the end"]  # the stage that was played, not the next
+    assert stages == ["1/2 a", "1/2 a", "2/2 the-end", "2/2 the-end"]  # the stage that was played, not the next
     assert all(
         re.fullmatch(r"iteration \d/9 · .* success 0\.90 · [\d.]+ episodes/s · 0:\d\d left", text) for text in lines
     )
     assert "Training finished" in output
-    assert "2/2 the end (passed)" in output
+    assert "2/2 the-end (passed)" in output
     assert "iteration=000004.ckpt" in re.sub(r"[│\s]", "", output)  # a long path is folded
 
 
@@ -91,7 +91,7 @@ def test_in_a_terminal_one_line_renews_itself(
     assert sum("update 2/2" in text for text in draws) == 2
     assert any("collecting" in text for text in draws)
     # The news of the promotion stands on a line of its own.
-    assert re.search(r"\rCurriculum: a → the end: success 0\.900 ≥ 0\.8\n", before_table)
+    assert re.search(r"\rCurriculum: a → the-end: success 0\.900 ≥ 0\.8\n", before_table)
     assert before_table.count("\n") == 1  # and no other line was broken
 
 
