@@ -8,16 +8,20 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from transformers import AutoModelForCausalLM
 
+from gigpo_lightning.__main__ import main
 from gigpo_lightning.batch import MicroBatch, pack
+from gigpo_lightning.callbacks.checkpoint import IterationCheckpoint
+from gigpo_lightning.cli_export import load_policy
 from gigpo_lightning.policy.causal_lm import CausalLMPolicy, LoRA
 from gigpo_lightning.rollout.collector import Collector, EpisodeJob
 from gigpo_lightning.rollout.context import SegmentRule
 from gigpo_lightning.rollout.demonstrations import pack_row
 from gigpo_lightning.rollout.pool import InProcessPool
 from gigpo_lightning.trajectory import Episode
-from tests.tiny_lm import made, move, save_tiny
+from tests.tiny_lm import CHAT, made, move, save_tiny
 from tests.toy_run import fit
 from tests.toy_world import BoxTasks
 
@@ -210,7 +214,7 @@ def test_a_merged_export_is_the_policy(source: str, tmp_path: Path, quantization
     assert difference(policy, batch_of(play(policy))) < 1e-5  # and the policy is what it was
 
 
-def test_an_exported_adapter_is_peffts(source: str, tmp_path: Path) -> None:
+def test_an_exported_adapter_is_pefts(source: str, tmp_path: Path) -> None:
     from peft import PeftModel
 
     policy = made(source)
@@ -229,9 +233,6 @@ def test_an_exported_adapter_is_peffts(source: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options", [{"lora": LoRA(r=4)}, {"lora": None}, {"lora": LoRA(r=4), "quantization": "4bit"}])
 def test_it_trains_and_resumes(source: str, tmp_path: Path, options: dict[str, Any]) -> None:
-    from gigpo_lightning.callbacks.checkpoint import IterationCheckpoint
-    from tests.tiny_lm import CHAT
-
     def run(epochs: int, ckpt_path: str | None = None) -> tuple[Any, CausalLMPolicy]:
         policy = CausalLMPolicy(source, dtype="float32", chat=CHAT, **options)
         trainer, _, _ = fit(
@@ -325,3 +326,54 @@ def test_attention_that_ragged_attention_does_not_know_is_refused(source: str, m
     monkeypatch.setattr(PackedRows, "attend", lambda s, n, q, k, v, scale: attend(s, n, q, k, v, 2 * (scale or 1.0)))
     with pytest.raises(ValueError, match=r"attends in a way that is not supported: its hidden states differ by"):
         made(source)
+
+
+# -- export ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def finished(source: str, tmp_path: Path) -> Path:
+    """The checkpoint of a run of the box world, with the configuration that the command line leaves beside it."""
+    run = tmp_path / "runs" / "box" / "version_0"
+    policy = CausalLMPolicy(source, chat=CHAT, lora=LoRA(r=4, alpha=8.0))
+    fit(run, 1, [IterationCheckpoint()], model={"policy": policy})
+    lora = {"r": 4, "alpha": 8.0}
+    chat = {"system": CHAT.system, "first": CHAT.first}
+    options = {"model": source, "lora": lora, "chat": chat}
+    policy_yaml = {"class_path": "gigpo_lightning.policy.causal_lm.CausalLMPolicy", "init_args": options}
+    (run / "config.yaml").write_text(yaml.safe_dump({"model": {"policy": policy_yaml}}))
+    return run / "checkpoints" / "iteration=000001.ckpt"
+
+
+def test_export_writes_adapter_or_model(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "adapter"
+    assert main(["export", "--ckpt_path", str(finished), "--to", str(target)]) == 0
+    assert (target / "adapter_model.safetensors").is_file() and (target / "tokenizer.json").is_file()
+    assert main(["export", "--ckpt_path", str(finished), "--to", str(tmp_path / "model"), "--merged"]) == 0
+    assert capsys.readouterr().out.splitlines() == [f"adapter: {target}", f"model: {tmp_path / 'model'}"]
+    trained = load_policy(finished)
+    exported = made(str(tmp_path / "model"), lora=None)
+    assert difference(exported, batch_of(play(trained, n=20))) < 1e-5
+
+
+def test_export_refuses_what_does_not_fit(
+    finished: Path, source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*args: str) -> str:
+        with pytest.raises(SystemExit) as ended:
+            main(["export", *args])
+        assert ended.value.code == 2
+        return capsys.readouterr().err
+
+    target = ["--to", str(tmp_path / "new")]
+    assert "no such file" in refused("--ckpt_path", "nowhere.ckpt", *target)
+    assert "is not empty" in refused("--ckpt_path", str(finished), "--to", str(finished.parent))
+    config = finished.parent.parent / "config.yaml"
+    config.write_text(config.read_text().replace("r: 4", "r: 8"))
+    assert "of another policy" in refused("--ckpt_path", str(finished), *target)
+    scratch = {"class_path": "gigpo_lightning.policy.scratch.ScratchPolicy"}
+    config.write_text(yaml.safe_dump({"model": {"policy": scratch}}))
+    assert "ScratchPolicy cannot be exported" in refused("--ckpt_path", str(finished), *target)
+    config.unlink()
+    assert "name it with --config" in refused("--ckpt_path", str(finished), *target)
+    assert not (tmp_path / "new").exists()
