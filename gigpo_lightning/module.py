@@ -13,6 +13,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch.optim import Optimizer
@@ -93,6 +94,8 @@ class GiGPOModule(pl.LightningModule):
         """Take the present policy as the reference: reinforcement starts here. One without a copy stays what it was."""
         if self.reference is not None:
             self.reference.load_state_dict(self.policy.state_dict())
+        elif self.kl_coef > 0:
+            rank_zero_warn("with LoRA the reference of model.kl_coef stays the pretrained model, not the imitating one")
 
     def configure_optimizers(self) -> Any:
         optimizer = self._optimizer([p for p in self.policy.parameters() if p.requires_grad])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import yaml
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, MistralConfig, Qwen2Config, Qwen3Config
 
 from gigpo_lightning.__main__ import main
 from gigpo_lightning.batch import MicroBatch, pack
@@ -67,6 +68,15 @@ def test_the_updates_logprobs_are_the_samplers(source: str, turns: int | None, c
     if lora is not None:  # the adapter matters: with another one the same tokens are rated otherwise
         move(policy, seed=1)
         assert difference(policy, batch_of(episodes)) > 0.01
+
+
+@pytest.mark.parametrize("kind", [Qwen2Config, Qwen3Config, MistralConfig])
+def test_so_they_are_in_other_families(tmp_path: Path, kind: Any) -> None:
+    """Biases, norms of queries and keys, heads of another width than hidden / heads."""
+    sizes = {"head_dim": 32} if kind is not Qwen2Config else {}
+    policy = made(save_tiny(tmp_path, kind=kind, **sizes))
+    assert policy.model.config.model_type == kind.model_type
+    assert difference(policy, batch_of(play(policy, n=16))) < 1e-5
 
 
 def test_they_are_those_of_a_plain_forward_pass_of_peft(source: str) -> None:
@@ -316,6 +326,22 @@ def test_a_model_without_a_chat_template_is_refused(tmp_path: Path) -> None:
 def test_too_few_positions_are_refused(source: str) -> None:
     with pytest.raises(ValueError, match=r"512 positions.*600 tokens: lower data\.segments\.max_tokens"):
         made(source).new_cache(1, 600)
+
+
+def test_an_attention_window_is_the_longest_sequence(tmp_path: Path) -> None:
+    policy = made(save_tiny(tmp_path, kind=MistralConfig, sliding_window=100))
+    assert policy.new_cache(1, 100).capacity == 100
+    with pytest.raises(ValueError, match="100 positions"):
+        policy.new_cache(1, 101)
+
+
+def test_layers_without_attention_are_refused(tmp_path: Path) -> None:
+    source = save_tiny(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    layers = ["linear_attention", "full_attention"]
+    (tmp_path / "config.json").write_text(json.dumps({**config, "layer_types": layers}))
+    with pytest.raises(ValueError, match="has layers of type linear_attention"):
+        CausalLMPolicy(source).prepare(TASKS)
 
 
 def test_attention_that_ragged_attention_does_not_know_is_refused(source: str, monkeypatch: pytest.MonkeyPatch) -> None:

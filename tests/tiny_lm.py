@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PretrainedConfig
 
 from gigpo_lightning.policy.causal_lm import CausalLMPolicy, LoRA
 from gigpo_lightning.policy.chat import ChatText
@@ -29,7 +29,9 @@ def save_tokenizer(folder: Path, template: str | None = TEMPLATE) -> Path:
     return folder
 
 
-def save_tiny(folder: Path, template: str | None = TEMPLATE, **config: Any) -> str:
+def save_tiny(
+    folder: Path, template: str | None = TEMPLATE, kind: type[PretrainedConfig] = LlamaConfig, **config: Any
+) -> str:
     """Write model and tokenizer; the weights are large enough for choices to be far from uniform."""
     tokenizer = AutoTokenizer.from_pretrained(save_tokenizer(folder, template))
     settings = {
@@ -48,7 +50,8 @@ def save_tiny(folder: Path, template: str | None = TEMPLATE, **config: Any) -> s
     }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
-        LlamaForCausalLM(LlamaConfig(**{**settings, **config})).save_pretrained(folder)
+        built = kind(**{**settings, **config})
+        AutoModelForCausalLM.from_config(built).save_pretrained(folder)
     return str(folder)
 
 
