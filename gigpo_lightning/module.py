@@ -42,8 +42,8 @@ class GiGPOModule(pl.LightningModule):
         clip_low: ε_low of the clipped surrogate, in [0, 1).
         clip_high: ε_high of the clipped surrogate.
         dual_clip: Lower bound c of the objective where the advantage is negative, > 1; null for none.
-        kl_coef: Weight of the k3 KL to the reference, the initial policy: a frozen copy, or with LoRA
-            the same weights with the adapter off; 0 keeps no copy.
+        kl_coef: Weight of the k3 KL to the reference: a frozen copy of the initial policy (0 keeps none), or with LoRA
+            the same weights with the adapter off.
         aggregation: `token`, `turn` or `constant`.
         constant_tokens: Denominator of `constant`, in tokens.
         gradient_clip: Largest gradient norm; null for no clipping.
@@ -185,18 +185,12 @@ class GiGPOModule(pl.LightningModule):
         loss = policy.loss + entropy_coef * bonus.loss
         metrics = {**policy.metrics, **bonus.metrics, "policy": policy.loss.detach()}
         if self.kl_coef > 0:
-            kl = kl_loss(logprobs, self._reference_logprobs(micro, temperature), mask, **share)
+            reference = (self.reference or self.policy).reference_logprobs(micro, temperature)
+            kl = kl_loss(logprobs, reference, mask, **share)
             loss = loss + self.kl_coef * kl.loss
             metrics |= kl.metrics
         metrics["total"] = loss.detach()
         return loss, {f"loss/{name}": value for name, value in metrics.items()}
-
-    @torch.no_grad()
-    def _reference_logprobs(self, micro: MicroBatch, temperature: float) -> Tensor:
-        """Of the frozen copy; a policy that made none knows itself what it was."""
-        if self.reference is None:
-            return self.policy.reference_logprobs(micro, temperature)
-        return self.reference.chosen_logprobs(micro, temperature)[0]
 
     def _finite(self, figures: dict[str, Tensor]) -> bool:
         """Whether the update may be made; several in a row that may not stop the run."""

@@ -241,7 +241,10 @@ def test_an_exported_adapter_is_pefts(source: str, tmp_path: Path) -> None:
 # -- a fit -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{"lora": LoRA(r=4)}, {"lora": None}, {"lora": LoRA(r=4), "quantization": "4bit"}])
+@pytest.mark.parametrize(
+    "options",
+    [{"lora": LoRA(r=4)}, {"lora": None}, {"lora": LoRA(r=4), "quantization": "4bit", "gradient_checkpointing": True}],
+)
 def test_it_trains_and_resumes(source: str, tmp_path: Path, options: dict[str, Any]) -> None:
     def run(epochs: int, ckpt_path: str | None = None) -> tuple[Any, CausalLMPolicy]:
         policy = CausalLMPolicy(source, dtype="float32", chat=CHAT, **options)

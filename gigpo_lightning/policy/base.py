@@ -85,9 +85,13 @@ class BasePolicy(nn.Module, ABC):
         """A frozen copy of the policy as it is, for the KL; None where `reference_logprobs` needs none."""
         return copy.deepcopy(self).requires_grad_(False).eval()
 
+    @torch.no_grad()
     def reference_logprobs(self, batch: MicroBatch, temperature: float) -> Tensor:
-        """Log-probabilities [N] of what this policy was before training, where `make_reference` gives no copy of it."""
-        raise NotImplementedError(f"{type(self).__name__}.make_reference gives no copy, so it must say what it was")
+        """Log-probabilities [N] that the KL is measured against: a frozen copy's own.
+
+        A policy whose `make_reference` gives None answers here as it was before training.
+        """
+        return self.chosen_logprobs(batch, temperature)[0]
 
     @property
     def positions(self) -> int | None:

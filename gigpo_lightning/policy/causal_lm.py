@@ -7,7 +7,7 @@ written into checkpoints), and knows how to be the reference: the same weights w
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -167,8 +167,8 @@ class CausalLMPolicy(BasePolicy):
         return super().make_reference() if self.lora is None else None
 
     def reference_logprobs(self, batch: MicroBatch, temperature: float) -> Tensor:
-        with self.adapter_off(), torch.no_grad():
-            return self.chosen_logprobs(batch, temperature)[0]
+        with self.adapter_off() if self.lora is not None else nullcontext():
+            return super().reference_logprobs(batch, temperature)
 
     @contextmanager
     def adapter_off(self) -> Iterator[None]:
