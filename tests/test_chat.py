@@ -12,6 +12,12 @@ from gigpo_lightning.policy.base import KeptTurn
 from gigpo_lightning.policy.chat import ChatPrompt, ChatText
 from tests.tiny_lm import CHAT, TEMPLATE, save_tokenizer
 
+# In the manner of Mistral: the last message of the user opens with the system's.
+MOVING = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'assistant' %}{{ m.content }}{{ eos_token }}"
+    "{% elif m.role == 'user' %}user : {% if loop.last and messages[0].role == 'system' %}{{ messages[0].content }} "
+    "{% endif %}{{ m.content }} say : {% endif %}{% endfor %}"
+)
 # In the manner of Qwen3: the thoughts of earlier answers are dropped when the conversation goes on.
 FORGETFUL = (
     "{{ bos_token }}{% for m in messages %}"
@@ -85,6 +91,12 @@ def test_a_template_that_forgets_is_noticed_and_continued_literally(tokenizer: P
     assert ids == [*header, *said, *prompt.continuation("take the cup", "done .")]
 
 
+def test_a_system_message_that_moves_is_refused_and_works_without(tokenizer: PreTrainedTokenizerBase) -> None:
+    with pytest.raises(ValueError, match=r"once and in order .*set policy\.chat\.system to ''"):
+        made(tokenizer, MOVING)
+    assert made(tokenizer, MOVING, system="").follows_template
+
+
 def test_braces_of_the_world_are_not_placeholders(tokenizer: PreTrainedTokenizerBase) -> None:
     prompt = made(tokenizer)
     plain = prompt.header("take the cup", [], "{instruction}")
@@ -98,6 +110,13 @@ def test_answers_are_read_with_format_and_end(tokenizer: PreTrainedTokenizerBase
     assert prompt.read(ids) == ("open box 1", True)
     assert prompt.read(ids[:-1]) == ("open box 1", False)  # cut at the limit
     assert prompt.read([*ids, ids[0]]) == ("open box 1", True)  # what follows the end is not the answer's
+
+
+def test_a_template_may_open_the_reasoning(tokenizer: PreTrainedTokenizerBase) -> None:
+    prompt = made(tokenizer, TEMPLATE.replace("say : {% endif %}", "say : <think> {% endif %}"), format="think")
+    ids = tokenizer.encode("it is near</think><action>open box 1</action><end>", add_special_tokens=False)
+    assert prompt.read(ids).well_formed
+    assert not made(tokenizer, format="think").read(ids).well_formed
 
 
 def test_reasoning_cannot_be_spelled_by_admissible_actions(tokenizer: PreTrainedTokenizerBase) -> None:

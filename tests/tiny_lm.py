@@ -23,7 +23,8 @@ CHAT = ChatText(system="take it", first="{instruction} , {observation}")
 
 def save_tokenizer(folder: Path, template: str | None = TEMPLATE) -> Path:
     """Write a tokenizer of the box world's words."""
-    tokenizer = build_tokenizer([*BoxTasks().vocabulary(), "system", "user", "say"])
+    tags = ("<think>", "</think>", "<action>", "</action>")
+    tokenizer = build_tokenizer([*BoxTasks().vocabulary(), "system", "user", "say", *tags])
     tokenizer.chat_template = template
     tokenizer.save_pretrained(folder)
     return folder

@@ -117,14 +117,19 @@ class CausalLMPolicy(BasePolicy):
         self.prompt = ChatPrompt(tokenizer, self.chat, self.source)
         if not self.prompt.follows_template:
             rank_zero_warn(
-                f"the chat template of policy.model={self.source!r} rewrites earlier turns; segments show every turn "
-                "as it was said, with the template's separators"
+                f"the chat template of policy.model={self.source!r} writes earlier turns otherwise than they were "
+                "said; segments show them as they were said, between the template's separators"
             )
         self.model = load_model(self.source, self.dtype, self.quantization, self.revision)
         check_attention(self.model, self.source)
         self._weights_digest = fingerprint(self.model)
         if self.lora is not None:
             self._add_adapter(self.lora)
+        elif self.model.dtype != torch.float32:
+            rank_zero_warn(
+                f"policy.lora is null and the weights are {self.model.dtype}: small steps are lost in rounding; set "
+                "policy.dtype to float32, or give lora"
+            )
         if self.gradient_checkpointing:
             self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self.model.train(self.training)  # it comes in evaluation mode

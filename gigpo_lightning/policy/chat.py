@@ -21,6 +21,7 @@ from gigpo_lightning.policy.projection import FORMATS, parse, written
 
 PLACEHOLDERS = ("instruction", "observation")
 ENCODINGS_KEPT = 50_000
+_MARKS = re.compile("qsystemq|qfirstq|qanswerq|qturnq")
 
 
 @dataclass(frozen=True)  # no slots: jsonargparse reads the defaults from __dict__
@@ -135,7 +136,10 @@ class ChatPrompt(PromptFormat):
     def read(self, token_ids: Sequence[int]) -> Reading:
         ended = self._end in token_ids
         ids = list(token_ids[: token_ids.index(self._end)]) if ended else list(token_ids)
-        action, well_formed = parse(str(self.tokenizer.decode(ids)), self.text.format)
+        # Some templates open the reasoning themselves.
+        opened = "<think>" if self._separators.to_next_answer.rstrip().endswith("<think>") else ""
+        text = opened + str(self.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+        action, well_formed = parse(text, self.text.format)
         return Reading(action, well_formed and ended)
 
     def identity(self) -> dict[str, Any]:
@@ -193,11 +197,10 @@ class ChatPrompt(PromptFormat):
         Raises:
             ValueError: A message is missing, out of order or twice there, or no special token ends an answer.
         """
-        marks = ["qsystemq", "qfirstq", "qanswerq", "qturnq"]
-        opening = self._cut(
-            self._render(self._conversation(marks[0], marks[1:2])), marks[0 if self.text.system else 1 : 2]
-        )
-        later = self._cut(self._render(self._conversation(marks[0], marks[1:])), marks[2:])
+        marks = ["qsystemq", "qfirstq", "qanswerq", "qturnq"]  # as `_MARKS` finds them
+        shown = marks if self.text.system else marks[1:]
+        opening = self._cut(self._render(self._conversation(marks[0], marks[1:2])), shown[:-2])
+        later = self._cut(self._render(self._conversation(marks[0], marks[1:])), shown)[-3:]
         to_turn = later[1].lstrip()
         special = [token for token in self.tokenizer.all_special_tokens if to_turn.startswith(token)]
         added = [str(token) for token in self.tokenizer.get_added_vocab() if to_turn.startswith(str(token))]
@@ -212,14 +215,14 @@ class ChatPrompt(PromptFormat):
 
     def _cut(self, rendered: str, marks: Sequence[str]) -> list[str]:
         """The texts before, between and after the marks."""
-        parts = re.split("|".join(marks), rendered)
-        if re.findall("|".join(marks), rendered) != list(marks):
+        if _MARKS.findall(rendered) != list(marks):
             raise ValueError(
                 f"the chat template of policy.model={self._source!r} does not show every message once and in order "
-                f"({len(parts) - 1} of {len(marks)} in {rendered[:80]!r}…): name another Jinja file in "
-                "policy.chat.template"
+                f"({rendered[:80]!r}…): "
+                + ("set policy.chat.system to '' and say it in first, or " if self.text.system else "")
+                + "name another Jinja file in policy.chat.template"
             )
-        return parts
+        return _MARKS.split(rendered)
 
     def _follows_template(self) -> bool:
         """Whether the ids of a growing conversation only grow, and are those of a segment."""
