@@ -86,7 +86,6 @@ def load_model(
         # no gradient passes through them; sampling and update would differ as well.
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
-    model.config.use_cache = False
     return model.to(device) if quantization == "none" else model
 
 
