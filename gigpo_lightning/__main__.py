@@ -17,6 +17,10 @@ TRAINER_COMMANDS = {
     "test": "evaluate a checkpoint on fixed tasks, by task type, and write results.json",
     "predict": "play episodes with a checkpoint and write readable transcripts",
 }
+# Other commands: what they do, and "module:function taking the rest of the command line".
+TOOL_COMMANDS = {
+    "export": ("write the adapter or the merged model of a checkpoint", "gigpo_lightning.cli_export:run_export"),
+}
 # Commands of single worlds: command → (what it does, world → "module:function taking the rest of the command line").
 WORLD_COMMANDS = {
     "check-env": (
@@ -54,13 +58,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if command in WORLD_COMMANDS:
         return _run_world_command(command, rest)
-    fail(_unknown("command", command, [*TRAINER_COMMANDS, *WORLD_COMMANDS]))
+    if command in TOOL_COMMANDS:
+        return _call(TOOL_COMMANDS[command][1], rest)
+    fail(_unknown("command", command, [*TRAINER_COMMANDS, *TOOL_COMMANDS, *WORLD_COMMANDS]))
 
 
 def usage() -> str:
     """The text of `--help`."""
     lines = ["usage: python -m gigpo_lightning COMMAND [options]", "", "commands:"]
     lines += [f"  {name:<12}{text}" for name, text in TRAINER_COMMANDS.items()]
+    lines += [f"  {name:<12}{text}" for name, (text, _) in TOOL_COMMANDS.items()]
     lines += [f"  {name:<12}{text} ({', '.join(worlds)})" for name, (text, worlds) in WORLD_COMMANDS.items()]
     lines += [
         "",
@@ -86,9 +93,14 @@ def _run_world_command(command: str, args: list[str]) -> int:
     world = args[0] if named else next(iter(worlds))
     if world not in worlds:
         fail(_unknown(f"{command}: world", world, list(worlds)))
-    module, function = worlds[world].split(":")
+    return _call(worlds[world], args[1:] if named else args)
+
+
+def _call(target: str, args: list[str]) -> int:
+    """Call the function of a `module:function`; bad input exits with 2 after one message."""
+    module, function = target.split(":")
     try:
-        return int(getattr(import_module(module), function)(args[1:] if named else args) or 0)
+        return int(getattr(import_module(module), function)(args) or 0)
     except (ValueError, TypeError, OSError) as error:
         if show_traceback():
             raise

@@ -6,7 +6,6 @@ manual, so that a minibatch of any size is cut into micro-batches with one globa
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections.abc import Callable, Iterable
@@ -14,6 +13,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch.optim import Optimizer
@@ -42,7 +42,8 @@ class GiGPOModule(pl.LightningModule):
         clip_low: ε_low of the clipped surrogate, in [0, 1).
         clip_high: ε_high of the clipped surrogate.
         dual_clip: Lower bound c of the objective where the advantage is negative, > 1; null for none.
-        kl_coef: Weight of the k3 KL to the reference, a frozen copy of the initial policy; 0 keeps no copy.
+        kl_coef: Weight of the k3 KL to the reference: a frozen copy of the initial policy (0 keeps none), or with LoRA
+            the same weights with the adapter off.
         aggregation: `token`, `turn` or `constant`.
         constant_tokens: Denominator of `constant`, in tokens.
         gradient_clip: Largest gradient norm; null for no clipping.
@@ -87,15 +88,17 @@ class GiGPOModule(pl.LightningModule):
         self.policy.prepare(self.trainer.datamodule.tasks)  # type: ignore[attr-defined]
         fitting = self.trainer.state.fn == TrainerFn.FITTING
         if fitting and self.kl_coef > 0 and self.reference is None:
-            self.reference = copy.deepcopy(self.policy).requires_grad_(False).eval()
+            self.reference = self.policy.make_reference()
 
     def renew_reference(self) -> None:
-        """Take the present policy as the reference: reinforcement starts here."""
+        """Take the present policy as the reference: reinforcement starts here. One without a copy stays what it was."""
         if self.reference is not None:
             self.reference.load_state_dict(self.policy.state_dict())
+        elif self.kl_coef > 0:
+            rank_zero_warn("with LoRA the reference of model.kl_coef stays the pretrained model, not the imitating one")
 
     def configure_optimizers(self) -> Any:
-        optimizer = self._optimizer(self.policy.parameters())
+        optimizer = self._optimizer([p for p in self.policy.parameters() if p.requires_grad])
         for name, value in optimizer.defaults.items():
             if isinstance(value, float) and not math.isfinite(value):
                 raise ValueError(f"model.optimizer: {name}={value} is not a finite number")
@@ -181,9 +184,8 @@ class GiGPOModule(pl.LightningModule):
         entropy_coef = self.trainer.datamodule.controls.entropy_coef  # type: ignore[attr-defined]
         loss = policy.loss + entropy_coef * bonus.loss
         metrics = {**policy.metrics, **bonus.metrics, "policy": policy.loss.detach()}
-        if self.reference is not None:
-            with torch.no_grad():
-                reference, _ = self.reference.chosen_logprobs(micro, temperature)
+        if self.kl_coef > 0:
+            reference = (self.reference or self.policy).reference_logprobs(micro, temperature)
             kl = kl_loss(logprobs, reference, mask, **share)
             loss = loss + self.kl_coef * kl.loss
             metrics |= kl.metrics

@@ -77,7 +77,7 @@ def test_every_command_of_the_trainer_is_accepted(
             __main__.main([*arguments, "--print_config"])
         printed = capsys.readouterr()
         assert end.value.code == 0, (arguments, printed.err)
-        assert yaml.safe_load(printed.out)["model"]["policy"]["class_path"].endswith("ScratchPolicy")
+        assert yaml.safe_load(printed.out)["model"]["policy"]["class_path"].endswith("Policy")
 
 
 def test_every_piece_of_yaml_is_an_overlay(

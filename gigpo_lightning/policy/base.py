@@ -6,13 +6,15 @@ methods here, so that rollout and update compute the same probabilities. Knows n
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 from gigpo_lightning.batch import MicroBatch
@@ -27,6 +29,13 @@ class KeptTurn:
 
     observation: str
     action_ids: tuple[int, ...]
+
+
+class Reading(NamedTuple):
+    """An answer as it was meant: the action, and whether the answer kept to the format and was ended."""
+
+    action: str
+    well_formed: bool
 
 
 class PromptFormat(ABC):
@@ -48,6 +57,10 @@ class PromptFormat(ABC):
     def action_text(self, token_ids: Sequence[int]) -> str:
         """The action that freely sampled ids spell, end token removed."""
 
+    def read(self, token_ids: Sequence[int]) -> Reading:
+        """The action that freely sampled ids spell, and whether they keep to the format of an answer."""
+        return Reading(self.action_text(token_ids), self.end_id in token_ids)
+
     @property
     @abstractmethod
     def end_id(self) -> int:
@@ -68,14 +81,31 @@ class BasePolicy(nn.Module, ABC):
     def identity(self) -> dict[str, Any]:
         """Plain values that a checkpoint must share with this policy, by name of the option or fact."""
 
+    def make_reference(self) -> BasePolicy | None:
+        """A frozen copy of the policy as it is, for the KL; None where `reference_logprobs` needs none."""
+        return copy.deepcopy(self).requires_grad_(False).eval()
+
+    @torch.no_grad()
+    def reference_logprobs(self, batch: MicroBatch, temperature: float) -> Tensor:
+        """Log-probabilities [N] that the KL is measured against: a frozen copy's own.
+
+        A policy whose `make_reference` gives None answers here as it was before training.
+        """
+        return self.chosen_logprobs(batch, temperature)[0]
+
+    @property
+    def positions(self) -> int | None:
+        """The longest sequence that the model can read, in tokens; None where it does not say."""
+        return getattr(self.model.config, "max_position_embeddings", None)
+
     def new_cache(self, rows: int, capacity: int) -> KVCache:
         """An empty cache for `rows` sequences of at most `capacity` tokens.
 
         Raises:
             ValueError: The model has fewer positions than `capacity`.
         """
-        positions = getattr(self.model.config, "max_position_embeddings", capacity)
-        if capacity > positions:
+        positions = self.positions
+        if positions is not None and capacity > positions:
             raise ValueError(
                 f"the policy has {positions} positions, but segments may grow to {capacity} tokens: lower "
                 "data.segments.max_tokens, or give the policy more positions"
@@ -93,9 +123,11 @@ class BasePolicy(nn.Module, ABC):
         return self.logits(hidden[last])
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Output layer in float32: [N, hidden] → [N, vocabulary]."""
-        head: Tensor = self.model.get_output_embeddings()(hidden)
-        return head.float()
+        """Output layer in float32, whatever the model's type: [N, hidden] → [N, vocabulary]."""
+        head = self.model.get_output_embeddings()
+        bias = getattr(head, "bias", None)
+        # Rounded to bfloat16, sampled log-probs would differ from the update's, which computes the allowed scores only.
+        return linear(hidden.float(), head.weight.float(), None if bias is None else bias.float())
 
     def chosen_logprobs(self, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies [N] of the chosen tokens, under the constraint that held when sampling."""

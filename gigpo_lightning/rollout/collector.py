@@ -217,6 +217,8 @@ class Collector:
             if row.node is not None:
                 self._descend(row, row.node.child(choice.token_id))
             elif choice.token_id == self._policy.prompt.end_id or row.sampled >= self._max_action_tokens:
+                if choice.token_id != self._policy.prompt.end_id:
+                    row.context.force([self._policy.prompt.end_id])  # cut short: later turns see it ended
                 row.action = self._policy.prompt.action_text(row.context.action_so_far)
         self.stats.policy_s += time.perf_counter() - begin
         return [row for row in rows if row.action is not None]

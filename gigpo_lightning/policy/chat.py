@@ -1,0 +1,251 @@
+"""A conversation as token ids, for models that come with a chat template.
+
+The template is read once: what it writes before, between and after messages is kept as literal text, and segments are
+built from that text and the very ids that were sampled. So a segment only grows, also where the template would rewrite
+earlier turns. Knows nothing about models or environments.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from gigpo_lightning.policy.base import KeptTurn, PromptFormat, Reading
+from gigpo_lightning.policy.projection import FORMATS, parse, written
+
+PLACEHOLDERS = ("instruction", "observation")
+ENCODINGS_KEPT = 50_000
+_MARKS = re.compile("qsystemq|qfirstq|qanswerq|qturnq")
+
+
+@dataclass(frozen=True)  # no slots: jsonargparse reads the defaults from __dict__
+class ChatText:
+    """What the conversation says around the world's texts; `{instruction}` and `{observation}` stand for those.
+
+    Args:
+        system: System message; empty for none. It does not know the observation.
+        first: The user's message that opens a segment.
+        turn: Every later message of the user.
+        format: `plain` (the answer is the action) or `think` (`<think>…</think><action>…</action>`).
+        template: Jinja file to use in place of the tokenizer's own chat template.
+        options: Named values that the chat template reads, such as `enable_thinking: false` for Qwen3.
+    """
+
+    system: str = "You act in a text world. Answer with one action and nothing else."
+    first: str = "{instruction}\n\n{observation}"
+    turn: str = "{observation}"
+    format: str = "plain"
+    template: str | None = None
+    options: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.format not in FORMATS:
+            raise ValueError(f"policy.chat.format={self.format!r}: choose one of {', '.join(FORMATS)}")
+        for name, known in (("system", PLACEHOLDERS[:1]), ("first", PLACEHOLDERS), ("turn", PLACEHOLDERS)):
+            for given in re.findall(r"\{(\w+)\}", getattr(self, name)):
+                if given not in known:
+                    raise ValueError(f"policy.chat.{name} has {{{given}}}: it may use {{{'} and {'.join(known)}}}")
+        for name in ("first", "turn"):
+            if "{observation}" not in getattr(self, name):
+                raise ValueError(f"policy.chat.{name} lacks {{observation}}: the policy would act blindly")
+        if "{instruction}" not in self.system + self.first:
+            raise ValueError("policy.chat.system and policy.chat.first lack {instruction}: nobody would name the goal")
+
+
+class Separators(NamedTuple):
+    """What a chat template writes around messages, and the token that ends an answer.
+
+    A segment is `opening` (the system's text) `to_first` (the user's text) `to_answer`, an answer with `end`, then for
+    every further turn `to_turn` (the user's text) `to_next_answer` and an answer with `end`.
+    """
+
+    opening: str
+    to_first: str
+    to_answer: str
+    end: str
+    to_turn: str
+    to_next_answer: str
+
+
+class ChatPrompt(PromptFormat):
+    """The prompt of a tokenizer's chat template.
+
+    Attributes:
+        follows_template: Whether segments are what the template itself would write. False for templates that rewrite
+            earlier turns (Qwen3 drops their reasoning) or answers: segments then go on literally.
+
+    Args:
+        tokenizer: A tokenizer with a chat template, unless `text` names one.
+        text: What is said.
+        source: The model's name, for messages.
+
+    Raises:
+        ValueError: There is no chat template, or its separators cannot be told from a rendered conversation.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, text: ChatText, source: str = "the model"):
+        self.tokenizer, self.text, self._source = tokenizer, text, source
+        if text.template is not None:
+            if not Path(text.template).is_file():
+                raise ValueError(f"policy.chat.template={text.template!r}: there is no such file")
+            tokenizer.chat_template = Path(text.template).read_text(encoding="utf-8")
+        if not tokenizer.chat_template:
+            raise ValueError(
+                f"policy.model={source!r} has no chat template: take an instruction-tuned model, or name a Jinja file "
+                "in policy.chat.template"
+            )
+        self._separators = self._derive()
+        self._end = int(tokenizer.convert_tokens_to_ids(self._separators.end))
+        self._encoded: dict[str, tuple[int, ...]] = {}
+        self.follows_template = self._follows_template()
+
+    @property
+    def end_id(self) -> int:
+        return self._end
+
+    def header(self, instruction: str, kept: Sequence[KeptTurn], observation: str) -> list[int]:
+        ids: list[int] = []
+        shown: list[str] = []  # a kept turn without an answer is shown together with the next one
+        for turn in kept:
+            shown.append(turn.observation)
+            if turn.action_ids:
+                ids += [*self._say(instruction, shown, opens=not ids), *turn.action_ids]
+                shown = []
+        return [*ids, *self._say(instruction, [*shown, observation], opens=not ids)]
+
+    def continuation(self, instruction: str, observation: str) -> list[int]:
+        return list(self._say(instruction, [observation], opens=False))
+
+    def action_ids(self, action: str) -> tuple[int, ...]:
+        if self.text.format != "plain":
+            raise ValueError(
+                f"policy.chat.format={self.text.format!r} reasons before it acts, which the admissible actions cannot "
+                "spell: set data.constrain to false, or policy.chat.format to plain"
+            )
+        return (*self._encode(action), self._end)
+
+    def action_text(self, token_ids: Sequence[int]) -> str:
+        return self.read(token_ids).action
+
+    def read(self, token_ids: Sequence[int]) -> Reading:
+        ended = self._end in token_ids
+        ids = list(token_ids[: token_ids.index(self._end)]) if ended else list(token_ids)
+        # Some templates open the reasoning themselves.
+        opened = "<think>" if self._separators.to_next_answer.rstrip().endswith("<think>") else ""
+        text = opened + str(self.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+        action, well_formed = parse(text, self.text.format)
+        return Reading(action, well_formed and ended)
+
+    def identity(self) -> dict[str, Any]:
+        """What the meaning of the weights depends on: texts and separators."""
+        return {
+            "chat": [self.text.system, self.text.first, self.text.turn, self.text.format],
+            "separators": list(self._separators),
+        }
+
+    def _say(self, instruction: str, observations: Sequence[str], *, opens: bool) -> tuple[int, ...]:
+        """The ids of the user's message up to where the policy answers; with `opens` those of the system before it."""
+        s, seen = self._separators, "\n".join(observations)
+        if not opens:
+            return self._encode(s.to_turn + _fill(self.text.turn, instruction, seen) + s.to_next_answer)
+        system = _fill(self.text.system, instruction, "")
+        return self._encode(s.opening + system + s.to_first + _fill(self.text.first, instruction, seen) + s.to_answer)
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        ids = self._encoded.get(text)
+        if ids is None:
+            if len(self._encoded) >= ENCODINGS_KEPT:
+                self._encoded.clear()
+            ids = self._encoded[text] = tuple(self.tokenizer.encode(text, add_special_tokens=False))
+        return ids
+
+    # -- the template --------------------------------------------------------------------------------------------------
+
+    def _render(self, messages: list[dict[str, str]]) -> str:
+        """The template's text of a conversation, up to where the next answer starts.
+
+        Raises:
+            ValueError: The template refuses the conversation.
+        """
+        try:
+            return str(
+                self.tokenizer.apply_chat_template(
+                    messages, tokenize=False, add_generation_prompt=True, **(self.text.options or {})
+                )
+            )
+        except TemplateError as error:
+            hint = "; does it take a system message? If not, set policy.chat.system to '' and say it in first"
+            raise ValueError(
+                f"the chat template of policy.model={self._source!r} refuses a conversation: {error}"
+                + (hint if self.text.system else "")
+            ) from error
+
+    def _conversation(self, system: str, said: Sequence[str]) -> list[dict[str, str]]:
+        """Messages of the system, if it says anything, then of user and assistant in turn."""
+        opening = [{"role": "system", "content": system}] if self.text.system else []
+        return opening + [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(said)]
+
+    def _derive(self) -> Separators:
+        """Render a conversation of marked messages and take what stands between the marks.
+
+        Raises:
+            ValueError: A message is missing, out of order or twice there, or no special token ends an answer.
+        """
+        marks = ["qsystemq", "qfirstq", "qanswerq", "qturnq"]  # as `_MARKS` finds them
+        shown = marks if self.text.system else marks[1:]
+        opening = self._cut(self._render(self._conversation(marks[0], marks[1:2])), shown[:-2])
+        later = self._cut(self._render(self._conversation(marks[0], marks[1:])), shown)[-3:]
+        to_turn = later[1].lstrip()
+        special = [token for token in self.tokenizer.all_special_tokens if to_turn.startswith(token)]
+        added = [str(token) for token in self.tokenizer.get_added_vocab() if to_turn.startswith(str(token))]
+        end = max([*special, *added], key=len, default="")
+        if not end:
+            raise ValueError(
+                f"the chat template of policy.model={self._source!r} ends answers with {to_turn[:20]!r}, which starts "
+                "with no special token: name a Jinja file that ends them with one in policy.chat.template"
+            )
+        first = opening if self.text.system else ["", *opening]
+        return Separators(first[0], first[1], first[2], end, to_turn.removeprefix(end), later[2])
+
+    def _cut(self, rendered: str, marks: Sequence[str]) -> list[str]:
+        """The texts before, between and after the marks."""
+        if _MARKS.findall(rendered) != list(marks):
+            raise ValueError(
+                f"the chat template of policy.model={self._source!r} does not show every message once and in order "
+                f"({rendered[:80]!r}…): "
+                + ("set policy.chat.system to '' and say it in first, or " if self.text.system else "")
+                + "name another Jinja file in policy.chat.template"
+            )
+        return _MARKS.split(rendered)
+
+    def _follows_template(self) -> bool:
+        """Whether the ids of a growing conversation only grow, and are those of a segment."""
+        said = [_fill(self.text.first, "find it", "You see a box.")]
+        kept: list[KeptTurn] = []
+        seen = "You see a box."
+        before: list[int] = []
+        for number in range(3):
+            rendered = self.tokenizer.encode(
+                self._render(self._conversation(_fill(self.text.system, "find it", ""), said)), add_special_tokens=False
+            )
+            if rendered[: len(before)] != before or rendered != self.header("find it", kept, seen):
+                return False
+            answer = written(f"open box {number}", self.text.format, "It may be in there.")
+            answer_ids = (*self._encode(answer), self._end)
+            before = [*rendered, *answer_ids]
+            kept.append(KeptTurn(seen, answer_ids))
+            seen = f"Box {number} is empty."
+            said += [answer, _fill(self.text.turn, "find it", seen)]
+        return True
+
+
+def _fill(text: str, instruction: str, observation: str) -> str:
+    """The text with its placeholders filled in one go, so that braces in a world's texts stay what they are."""
+    values = {"instruction": instruction, "observation": observation}
+    return re.sub(r"\{(instruction|observation)\}", lambda match: values[match[1]], text).strip()
