@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import pytest
 import torch
 from torch.utils.data import DataLoader
+
+from gigpo_lightning.cli import GiGPOCLI
+
+QUIET = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
 
 
 class Marker(pl.Callback):
@@ -71,3 +77,17 @@ class LineData(pl.LightningDataModule):
         return DataLoader(torch.ones(4, self.width), batch_size=2)
 
     test_dataloader = train_dataloader
+
+
+def enter(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work in an empty folder, without what the developer or an earlier run has set, until the test ends."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("GIGPO_RUN_FOLDER", "")
+    monkeypatch.delenv("GIGPO_TRACEBACK", raising=False)
+    return folder
+
+
+def run_line(command: str, *args: str, epochs: int | None = None) -> GiGPOCLI:
+    """Run a command on the small module."""
+    extra = [] if epochs is None else [f"--trainer.max_epochs={epochs}"]
+    return GiGPOCLI(command, [*QUIET, *extra, *args], LineModule, LineData)

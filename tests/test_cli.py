@@ -20,29 +20,18 @@ from gigpo_lightning.cli import GiGPOCLI
 from gigpo_lightning.cli_checks import check_options
 from gigpo_lightning.cli_config import resolve_configs, run_name
 from gigpo_lightning.resources import find_file, shipped_dir, shipped_files
-from tests.cli_world import LineData, LineModule
-
-QUIET = [
-    "--trainer.accelerator=cpu",
-    "--trainer.enable_progress_bar=false",
-    "--trainer.enable_model_summary=false",
-    "--trainer.logger=false",
-]
+from tests.cli_world import QUIET, LineData, LineModule, enter, run_line
 
 
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Every test runs in an empty folder and leaves nothing behind in the environment."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("GIGPO_RUN_FOLDER", "")
-    monkeypatch.delenv("GIGPO_TRACEBACK", raising=False)
-    return tmp_path
+    return enter(tmp_path, monkeypatch)
 
 
 def line(command: str, *args: str, epochs: int | None = None) -> GiGPOCLI:
-    """Run a command on the small module."""
-    extra = [] if epochs is None else [f"--trainer.max_epochs={epochs}"]
-    return GiGPOCLI(command, [*QUIET, *extra, *args], LineModule, LineData)
+    """Run a command on the small module, without a logger."""
+    return run_line(command, "--trainer.logger=false", *args, epochs=epochs)
 
 
 def refused(capsys: pytest.CaptureFixture[str], call: Sequence[str]) -> str:
@@ -183,7 +172,7 @@ def test_a_process_of_a_further_device_shares_the_folder(own_folder: Path, monke
 
 def test_the_folder_holds_what_is_needed_to_repeat_the_run(own_folder: Path) -> None:
     Path("mine.yaml").write_text("model: {width: 4}\n")
-    GiGPOCLI("fit", [*QUIET[:3], "--trainer.max_epochs=1", "--config=mine"], LineModule, LineData)
+    GiGPOCLI("fit", [*QUIET, "--trainer.max_epochs=1", "--config=mine"], LineModule, LineData)
     folder = Path("runs/mine/version_0")
     saved = yaml.safe_load((folder / "config.yaml").read_text())
     assert saved["model"]["width"] == 4

@@ -12,11 +12,10 @@ import pytest
 import torch
 
 from gigpo_lightning import __main__, cli_run
-from gigpo_lightning.cli import GiGPOCLI
 from gigpo_lightning.cli_place import place_run
-from tests.cli_world import LineData, LineModule
+from tests.cli_world import enter
+from tests.cli_world import run_line as line
 
-QUIET = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
 ROOT = Path(__file__).parents[1]
 R = "--trainer.default_root_dir=R"
 
@@ -24,16 +23,7 @@ R = "--trainer.default_root_dir=R"
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Every test runs in an empty folder and leaves nothing behind in the environment."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("GIGPO_RUN_FOLDER", "")
-    monkeypatch.delenv("GIGPO_TRACEBACK", raising=False)
-    return tmp_path
-
-
-def line(command: str, *args: str, epochs: int | None = None) -> GiGPOCLI:
-    """Run a command on the small module."""
-    extra = [] if epochs is None else [f"--trainer.max_epochs={epochs}"]
-    return GiGPOCLI(command, [*QUIET, *extra, *args], LineModule, LineData)
+    return enter(tmp_path, monkeypatch)
 
 
 def trained(*args: str) -> Path:

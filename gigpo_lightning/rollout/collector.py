@@ -150,12 +150,7 @@ class Collector:
                 self._note_error(state)
                 continue
             context = EpisodeContext(self._policy.prompt, self._rule, state.instruction, state.observation)
-            if context.room < self._max_action_tokens:
-                raise ValueError(
-                    f"data.segments.max_tokens={self._rule.max_tokens} leaves no room after the first prompt of task "
-                    f"{job.task.id} ({context.tokens} tokens): raise it to at least "
-                    f"{context.tokens + self._max_action_tokens}"
-                )
+            context.require_room(self._max_action_tokens, job.task.id)
             random = np.random.Generator(np.random.Philox(np.random.SeedSequence(job.seed)))
             row = _Live(slot, len(live), index, job, random, context, state)
             live.append(row)

@@ -104,6 +104,18 @@ class EpisodeContext:
         """Tokens that still fit into the open segment."""
         return self._rule.max_tokens - self.tokens
 
+    def require_room(self, answer_tokens: int, task_id: str) -> None:
+        """Refuse a first prompt that leaves no room for an answer.
+
+        Raises:
+            ValueError: The message names the option to raise, and the task.
+        """
+        if self.room < answer_tokens:
+            raise ValueError(
+                f"data.segments.max_tokens={self._rule.max_tokens} leaves no room after the first prompt of task "
+                f"{task_id} ({self.tokens} tokens): raise it to at least {self.tokens + answer_tokens}"
+            )
+
     @property
     def action_so_far(self) -> list[int]:
         """The ids of the action being said."""

@@ -62,12 +62,7 @@ def check_first_prompt(pool: EnvPool, prompt: PromptFormat, rule: SegmentRule, a
     (state,) = pool.reset([0], [task])
     if state.error is not None:
         return
-    context = EpisodeContext(prompt, rule, state.instruction, state.observation)
-    if context.room < answer_tokens:
-        raise ValueError(
-            f"data.segments.max_tokens={rule.max_tokens} leaves no room after the first prompt of task {task.id} "
-            f"({context.tokens} tokens): raise it to at least {context.tokens + answer_tokens}"
-        )
+    EpisodeContext(prompt, rule, state.instruction, state.observation).require_room(answer_tokens, task.id)
 
 
 def claim_folder(folder: Path, run: Path, resumed: bool) -> None:
