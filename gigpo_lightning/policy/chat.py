@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from gigpo_lightning.policy.base import KeptTurn, PromptFormat, Reading
 from gigpo_lightning.policy.projection import FORMATS, parse, written
 
-PLACEHOLDERS = ("instruction", "observation")
+PLACEHOLDERS = ("instruction", "observation", "admissible")
 ENCODINGS_KEPT = 50_000
 _MARKS = re.compile("qsystemq|qfirstq|qanswerq|qturnq")
 
@@ -28,6 +28,9 @@ _MARKS = re.compile("qsystemq|qfirstq|qanswerq|qturnq")
 class ChatText:
     """What the conversation says around the world's texts; `{instruction}` and `{observation}` stand for those.
 
+    In `first` and `turn`, `{admissible}` stands for the actions that are possible now. The line that holds it is left
+    out of the earlier turns that open a segment.
+
     Args:
         system: System message; empty for none. It does not know the observation.
         first: The user's message that opens a segment.
@@ -35,6 +38,7 @@ class ChatText:
         format: `plain` (the answer is the action) or `think` (`<think>…</think><action>…</action>`).
         template: Jinja file to use in place of the tokenizer's own chat template.
         options: Named values that the chat template reads, such as `enable_thinking: false` for Qwen3.
+        separator: What stands between the actions of `{admissible}`.
     """
 
     system: str = "You act in a text world. Answer with one action and nothing else."
@@ -43,6 +47,7 @@ class ChatText:
     format: str = "plain"
     template: str | None = None
     options: dict[str, Any] | None = None
+    separator: str = ", "
 
     def __post_init__(self) -> None:
         if self.format not in FORMATS:
@@ -50,12 +55,23 @@ class ChatText:
         for name, known in (("system", PLACEHOLDERS[:1]), ("first", PLACEHOLDERS), ("turn", PLACEHOLDERS)):
             for given in re.findall(r"\{(\w+)\}", getattr(self, name)):
                 if given not in known:
-                    raise ValueError(f"policy.chat.{name} has {{{given}}}: it may use {{{'} and {'.join(known)}}}")
+                    raise ValueError(f"policy.chat.{name} has {{{given}}}: it may use {{{'}, {'.join(known)}}}")
         for name in ("first", "turn"):
+            for line in getattr(self, name).split("\n"):
+                if "{admissible}" in line and re.search(r"\{(instruction|observation)\}", line):
+                    raise ValueError(
+                        f"policy.chat.{name} has {{admissible}} beside another placeholder: give it a line of its own, "
+                        "which is left out of earlier turns"
+                    )
             if "{observation}" not in getattr(self, name):
                 raise ValueError(f"policy.chat.{name} lacks {{observation}}: the policy would act blindly")
         if "{instruction}" not in self.system + self.first:
             raise ValueError("policy.chat.system and policy.chat.first lack {instruction}: nobody would name the goal")
+
+    @property
+    def asks_actions(self) -> bool:
+        """Whether a message shows the admissible actions."""
+        return "{admissible}" in self.first + self.turn
 
 
 class Separators(NamedTuple):
@@ -109,7 +125,16 @@ class ChatPrompt(PromptFormat):
     def end_id(self) -> int:
         return self._end
 
-    def header(self, instruction: str, kept: Sequence[KeptTurn], observation: str) -> list[int]:
+    def header(
+        self,
+        instruction: str,
+        kept: Sequence[KeptTurn],
+        observation: str,
+        admissible: Sequence[str] | None = None,
+    ) -> list[int]:
+        return self._header(instruction, kept, observation, self._list(admissible))
+
+    def _header(self, instruction: str, kept: Sequence[KeptTurn], observation: str, listed: str | None) -> list[int]:
         ids: list[int] = []
         shown: list[str] = []  # a kept turn without an answer is shown together with the next one
         for turn in kept:
@@ -117,10 +142,21 @@ class ChatPrompt(PromptFormat):
             if turn.action_ids:
                 ids += [*self._say(instruction, shown, opens=not ids), *turn.action_ids]
                 shown = []
-        return [*ids, *self._say(instruction, [*shown, observation], opens=not ids)]
+        return [*ids, *self._say(instruction, [*shown, observation], listed, opens=not ids)]
 
-    def continuation(self, instruction: str, observation: str) -> list[int]:
-        return list(self._say(instruction, [observation], opens=False))
+    def continuation(self, instruction: str, observation: str, admissible: Sequence[str] | None = None) -> list[int]:
+        return list(self._say(instruction, [observation], self._list(admissible), opens=False))
+
+    def _list(self, admissible: Sequence[str] | None) -> str | None:
+        """The actions as the message shows them, or None where it does not."""
+        if not self.text.asks_actions:
+            return None
+        if admissible is None:
+            raise ValueError(
+                "policy.chat.first or turn shows {admissible}, but the world does not list its admissible actions: "
+                "leave the placeholder out"
+            )
+        return self.text.separator.join(admissible)
 
     def action_ids(self, action: str) -> tuple[int, ...]:
         if self.text.format != "plain":
@@ -140,22 +176,26 @@ class ChatPrompt(PromptFormat):
         opened = "<think>" if self._separators.to_next_answer.rstrip().endswith("<think>") else ""
         text = opened + str(self.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
         action, well_formed = parse(text, self.text.format)
-        return Reading(action, well_formed and ended)
+        return Reading(action, well_formed and ended, "" if text.strip() == action else text)
 
     def identity(self) -> dict[str, Any]:
         """What the meaning of the weights depends on: texts and separators."""
+        text = self.text
+        between_actions = [text.separator] if text.asks_actions else []
         return {
-            "chat": [self.text.system, self.text.first, self.text.turn, self.text.format],
+            "chat": [text.system, text.first, text.turn, text.format, *between_actions],
             "separators": list(self._separators),
         }
 
-    def _say(self, instruction: str, observations: Sequence[str], *, opens: bool) -> tuple[int, ...]:
+    def _say(
+        self, instruction: str, observations: Sequence[str], listed: str | None = None, *, opens: bool
+    ) -> tuple[int, ...]:
         """The ids of the user's message up to where the policy answers; with `opens` those of the system before it."""
         s, seen = self._separators, "\n".join(observations)
         if not opens:
-            return self._encode(s.to_turn + _fill(self.text.turn, instruction, seen) + s.to_next_answer)
-        system = _fill(self.text.system, instruction, "")
-        return self._encode(s.opening + system + s.to_first + _fill(self.text.first, instruction, seen) + s.to_answer)
+            return self._encode(s.to_turn + _fill(self.text.turn, instruction, seen, listed) + s.to_next_answer)
+        system, first = _fill(self.text.system, instruction), _fill(self.text.first, instruction, seen, listed)
+        return self._encode(s.opening + system + s.to_first + first + s.to_answer)
 
     def _encode(self, text: str) -> tuple[int, ...]:
         ids = self._encoded.get(text)
@@ -232,9 +272,9 @@ class ChatPrompt(PromptFormat):
         before: list[int] = []
         for number in range(3):
             rendered = self.tokenizer.encode(
-                self._render(self._conversation(_fill(self.text.system, "find it", ""), said)), add_special_tokens=False
+                self._render(self._conversation(_fill(self.text.system, "find it"), said)), add_special_tokens=False
             )
-            if rendered[: len(before)] != before or rendered != self.header("find it", kept, seen):
+            if rendered[: len(before)] != before or rendered != self._header("find it", kept, seen, None):
                 return False
             answer = written(f"open box {number}", self.text.format, "It may be in there.")
             answer_ids = (*self._encode(answer), self._end)
@@ -245,7 +285,12 @@ class ChatPrompt(PromptFormat):
         return True
 
 
-def _fill(text: str, instruction: str, observation: str) -> str:
-    """The text with its placeholders filled in one go, so that braces in a world's texts stay what they are."""
-    values = {"instruction": instruction, "observation": observation}
-    return re.sub(r"\{(instruction|observation)\}", lambda match: values[match[1]], text).strip()
+def _fill(text: str, instruction: str, observation: str = "", listed: str | None = None) -> str:
+    """The text with its placeholders filled in one go, so that braces in a world's texts stay what they are.
+
+    Without a list of actions the line that would hold it is left out.
+    """
+    if listed is None:
+        text = "\n".join(line for line in text.split("\n") if "{admissible}" not in line)
+    values = {"instruction": instruction, "observation": observation, "admissible": listed or ""}
+    return re.sub(r"\{(instruction|observation|admissible)\}", lambda match: values[match[1]], text).strip()

@@ -62,7 +62,8 @@ def check_first_prompt(pool: EnvPool, prompt: PromptFormat, rule: SegmentRule, a
     (state,) = pool.reset([0], [task])
     if state.error is not None:
         return
-    EpisodeContext(prompt, rule, state.instruction, state.observation).require_room(answer_tokens, task.id)
+    context = EpisodeContext(prompt, rule, state.instruction, state.observation, state.admissible)
+    context.require_room(answer_tokens, task.id)
 
 
 def claim_folder(folder: Path, run: Path, resumed: bool) -> None:
