@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gigpo_lightning.batch import MicroBatch
 from gigpo_lightning.envs.base import TaskSet
@@ -49,6 +49,8 @@ class Reading(NamedTuple):
 class PromptFormat(ABC):
     """Text to token ids. What is appended never changes what stands before it (prefix-stable by construction)."""
 
+    tokenizer: PreTrainedTokenizerBase
+
     @abstractmethod
     def header(
         self,
@@ -73,7 +75,7 @@ class PromptFormat(ABC):
 
     @abstractmethod
     def action_ids(self, action: str) -> tuple[int, ...]:
-        """The ids of an action as the policy would say it, end token included."""
+        """The ids of an action as the policy would say it, end token included; after `<action>` if it `reasons`."""
 
     @abstractmethod
     def action_text(self, token_ids: Sequence[int]) -> str:
@@ -82,6 +84,16 @@ class PromptFormat(ABC):
     def read(self, token_ids: Sequence[int]) -> Reading:
         """The action that freely sampled ids spell, and whether they keep to the format of an answer."""
         return Reading(self.action_text(token_ids), self.end_id in token_ids)
+
+    @property
+    def reasons(self) -> bool:
+        """Whether an answer is `<think>…</think><action>…</action>`."""
+        return False
+
+    @property
+    def opened(self) -> str:
+        """What the prompt itself says of every answer's text: `<think>` or nothing."""
+        return ""
 
     @property
     @abstractmethod

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,61 +16,11 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from gigpo_lightning.policy.base import KeptTurn, PromptFormat, Reading
-from gigpo_lightning.policy.projection import FORMATS, parse, written
+from gigpo_lightning.policy.chat_text import ChatText, fill
+from gigpo_lightning.policy.projection import parse, written
 
-PLACEHOLDERS = ("instruction", "observation", "admissible")
 ENCODINGS_KEPT = 50_000
 _MARKS = re.compile("qsystemq|qfirstq|qanswerq|qturnq")
-
-
-@dataclass(frozen=True)  # no slots: jsonargparse reads the defaults from __dict__
-class ChatText:
-    """What the conversation says around the world's texts; `{instruction}` and `{observation}` stand for those.
-
-    In `first` and `turn`, `{admissible}` stands for the actions that are possible now. The line that holds it is left
-    out of the earlier turns that open a segment.
-
-    Args:
-        system: System message; empty for none. It does not know the observation.
-        first: The user's message that opens a segment.
-        turn: Every later message of the user.
-        format: `plain` (the answer is the action) or `think` (`<think>…</think><action>…</action>`).
-        template: Jinja file to use in place of the tokenizer's own chat template.
-        options: Named values that the chat template reads, such as `enable_thinking: false` for Qwen3.
-        separator: What stands between the actions of `{admissible}`.
-    """
-
-    system: str = "You act in a text world. Answer with one action and nothing else."
-    first: str = "{instruction}\n\n{observation}"
-    turn: str = "{observation}"
-    format: str = "plain"
-    template: str | None = None
-    options: dict[str, Any] | None = None
-    separator: str = ", "
-
-    def __post_init__(self) -> None:
-        if self.format not in FORMATS:
-            raise ValueError(f"policy.chat.format={self.format!r}: choose one of {', '.join(FORMATS)}")
-        for name, known in (("system", PLACEHOLDERS[:1]), ("first", PLACEHOLDERS), ("turn", PLACEHOLDERS)):
-            for given in re.findall(r"\{(\w+)\}", getattr(self, name)):
-                if given not in known:
-                    raise ValueError(f"policy.chat.{name} has {{{given}}}: it may use {{{'}, {'.join(known)}}}")
-        for name in ("first", "turn"):
-            for line in getattr(self, name).split("\n"):
-                if "{admissible}" in line and re.search(r"\{(instruction|observation)\}", line):
-                    raise ValueError(
-                        f"policy.chat.{name} has {{admissible}} beside another placeholder: give it a line of its own, "
-                        "which is left out of earlier turns"
-                    )
-            if "{observation}" not in getattr(self, name):
-                raise ValueError(f"policy.chat.{name} lacks {{observation}}: the policy would act blindly")
-        if "{instruction}" not in self.system + self.first:
-            raise ValueError("policy.chat.system and policy.chat.first lack {instruction}: nobody would name the goal")
-
-    @property
-    def asks_actions(self) -> bool:
-        """Whether a message shows the admissible actions."""
-        return "{admissible}" in self.first + self.turn
 
 
 class Separators(NamedTuple):
@@ -125,6 +74,14 @@ class ChatPrompt(PromptFormat):
     def end_id(self) -> int:
         return self._end
 
+    @property
+    def reasons(self) -> bool:
+        return self.text.format == "think"
+
+    @property
+    def opened(self) -> str:
+        return "<think>" if self._separators.to_next_answer.rstrip().endswith("<think>") else ""
+
     def header(
         self,
         instruction: str,
@@ -159,12 +116,7 @@ class ChatPrompt(PromptFormat):
         return self.text.separator.join(admissible)
 
     def action_ids(self, action: str) -> tuple[int, ...]:
-        if self.text.format != "plain":
-            raise ValueError(
-                f"policy.chat.format={self.text.format!r} reasons before it acts, which the admissible actions cannot "
-                "spell: set data.constrain to false, or policy.chat.format to plain"
-            )
-        return (*self._encode(action), self._end)
+        return (*self._encode(f"{action}</action>" if self.reasons else action), self._end)
 
     def action_text(self, token_ids: Sequence[int]) -> str:
         return self.read(token_ids).action
@@ -172,9 +124,7 @@ class ChatPrompt(PromptFormat):
     def read(self, token_ids: Sequence[int]) -> Reading:
         ended = self._end in token_ids
         ids = list(token_ids[: token_ids.index(self._end)]) if ended else list(token_ids)
-        # Some templates open the reasoning themselves.
-        opened = "<think>" if self._separators.to_next_answer.rstrip().endswith("<think>") else ""
-        text = opened + str(self.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+        text = self.opened + str(self.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
         action, well_formed = parse(text, self.text.format)
         return Reading(action, well_formed and ended, "" if text.strip() == action else text)
 
@@ -193,8 +143,8 @@ class ChatPrompt(PromptFormat):
         """The ids of the user's message up to where the policy answers; with `opens` those of the system before it."""
         s, seen = self._separators, "\n".join(observations)
         if not opens:
-            return self._encode(s.to_turn + _fill(self.text.turn, instruction, seen, listed) + s.to_next_answer)
-        system, first = _fill(self.text.system, instruction), _fill(self.text.first, instruction, seen, listed)
+            return self._encode(s.to_turn + fill(self.text.turn, instruction, seen, listed) + s.to_next_answer)
+        system, first = fill(self.text.system, instruction), fill(self.text.first, instruction, seen, listed)
         return self._encode(s.opening + system + s.to_first + first + s.to_answer)
 
     def _encode(self, text: str) -> tuple[int, ...]:
@@ -266,13 +216,13 @@ class ChatPrompt(PromptFormat):
 
     def _follows_template(self) -> bool:
         """Whether the ids of a growing conversation only grow, and are those of a segment."""
-        said = [_fill(self.text.first, "find it", "You see a box.")]
+        said = [fill(self.text.first, "find it", "You see a box.")]
         kept: list[KeptTurn] = []
         seen = "You see a box."
         before: list[int] = []
         for number in range(3):
             rendered = self.tokenizer.encode(
-                self._render(self._conversation(_fill(self.text.system, "find it"), said)), add_special_tokens=False
+                self._render(self._conversation(fill(self.text.system, "find it"), said)), add_special_tokens=False
             )
             if rendered[: len(before)] != before or rendered != self._header("find it", kept, seen, None):
                 return False
@@ -281,16 +231,5 @@ class ChatPrompt(PromptFormat):
             before = [*rendered, *answer_ids]
             kept.append(KeptTurn(seen, answer_ids))
             seen = f"Box {number} is empty."
-            said += [answer, _fill(self.text.turn, "find it", seen)]
+            said += [answer, fill(self.text.turn, "find it", seen)]
         return True
-
-
-def _fill(text: str, instruction: str, observation: str = "", listed: str | None = None) -> str:
-    """The text with its placeholders filled in one go, so that braces in a world's texts stay what they are.
-
-    Without a list of actions the line that would hold it is left out.
-    """
-    if listed is None:
-        text = "\n".join(line for line in text.split("\n") if "{admissible}" not in line)
-    values = {"instruction": instruction, "observation": observation, "admissible": listed or ""}
-    return re.sub(r"\{(instruction|observation|admissible)\}", lambda match: values[match[1]], text).strip()
