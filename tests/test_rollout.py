@@ -43,11 +43,9 @@ def rescore(policy: ScratchPolicy, segment: Segment, temperature: float) -> list
         if not chosen:
             continue
         row = logits[i - 1]
-        if segment.allowed_counts:
-            allowed = segment.allowed_ids[offset : offset + segment.allowed_counts[choice]]
-            offset += segment.allowed_counts[choice]
-        else:
-            allowed = list(range(len(row)))
+        width = segment.allowed_counts[choice]
+        allowed = segment.allowed_ids[offset : offset + width] if width else list(range(len(row)))
+        offset += width
         choice += 1
         values.append(float(row[segment.token_ids[i]] - row[allowed].logsumexp(0)))
     return values

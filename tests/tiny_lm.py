@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PretrainedConfig
 
 from gigpo_lightning.policy.causal_lm import CausalLMPolicy, LoRA
-from gigpo_lightning.policy.chat import ChatText
+from gigpo_lightning.policy.chat_text import ChatText
 from gigpo_lightning.policy.scratch import build_tokenizer
 from tests.toy_world import BoxTasks
 

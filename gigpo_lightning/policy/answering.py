@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 from gigpo_lightning.policy.base import PromptFormat, Reading
 from gigpo_lightning.policy.constraint import ActionTrie
-from gigpo_lightning.policy.tries import TrieCache
 
 
 class Answer(ABC):
@@ -86,25 +85,5 @@ class FreeAnswer(Answer):
         return [self._prompt.end_id] if self._is_cut else []  # cut short: later turns see it ended
 
     def reading(self, token_ids: Sequence[int]) -> Reading:
-        action, well_formed = self._prompt.read(token_ids)
-        return Reading(action, well_formed and not self._is_cut)
-
-
-class AnswerRules:
-    """Which kind of answer a turn asks for.
-
-    Args:
-        prompt: The policy's prompt format.
-        constrain: Follow the admissible actions where the world lists them.
-        max_tokens: Longest free answer.
-    """
-
-    def __init__(self, prompt: PromptFormat, constrain: bool, max_tokens: int) -> None:
-        self._prompt, self._constrain, self._max_tokens = prompt, constrain, max_tokens
-        self._tries = TrieCache(prompt)
-
-    def start(self, admissible: tuple[str, ...] | None) -> Answer:
-        """A new answer to a world that admits these actions (None: it does not say)."""
-        if admissible is None or not self._constrain:
-            return FreeAnswer(self._prompt, self._max_tokens)
-        return TrieAnswer(self._tries.get(admissible))
+        found = self._prompt.read(token_ids)
+        return found._replace(well_formed=found.well_formed and not self._is_cut)

@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gigpo_lightning.envs.base import Task
-from gigpo_lightning.policy.answering import Answer, AnswerRules
+from gigpo_lightning.policy.answer_rules import AnswerRules
+from gigpo_lightning.policy.answering import Answer
 from gigpo_lightning.policy.base import BasePolicy, Reading
 from gigpo_lightning.policy.engine import DecodingEngine, Engine, Said
+from gigpo_lightning.policy.projection import admit
 from gigpo_lightning.rollout.context import EpisodeContext, SegmentRule
 from gigpo_lightning.rollout.pool import EnvPool, EnvState
 from gigpo_lightning.trajectory import EndReason, Episode, Turn
@@ -60,6 +62,8 @@ class _Live:
     answer: Answer = field(init=False)
     said: Said = field(init=False)
     reading: Reading = field(init=False)
+    action: str = ""
+    is_admissible: bool = True
     turns: list[Turn] = field(default_factory=list)
     end: EndReason | None = None
     won: bool = False
@@ -143,7 +147,9 @@ class Collector:
                 queue.appendleft((index, job))
                 self._note_error(state)
                 continue
-            context = EpisodeContext(self._policy.prompt, self._rule, state.instruction, state.observation)
+            context = EpisodeContext(
+                self._policy.prompt, self._rule, state.instruction, state.observation, state.admissible
+            )
             context.require_room(self._max_action_tokens, job.task.id)
             random = np.random.Generator(np.random.Philox(np.random.SeedSequence(job.seed)))
             rows.append(_Live(slot, index, job, random, context, state))
@@ -179,8 +185,9 @@ class Collector:
         for row in rows:
             row.context.answer(row.said.token_ids, row.said.logprobs, row.said.allowed)
             row.reading = row.answer.reading(row.said.token_ids)
+            row.action, row.is_admissible = admit(row.reading.action, row.state.admissible)
         if rows:
-            self._pool.send([row.slot for row in rows], [row.reading.action for row in rows])
+            self._pool.send([row.slot for row in rows], [row.action for row in rows])
         self.stats.env_s += time.perf_counter() - begin
 
     def _receive(self, rows: list[_Live]) -> None:
@@ -202,17 +209,24 @@ class Collector:
             elif state.truncated or len(row.turns) >= row.job.max_turns:
                 row.end = EndReason.TRUNCATED
             else:
-                row.context.observe(state.observation, self._max_action_tokens)
+                row.context.observe(state.observation, self._max_action_tokens, state.admissible)
                 if row.context.room < self._max_action_tokens:
                     row.end = EndReason.CONTEXT_LIMIT
                 else:
                     self._open_turn(row)
 
     def _turn(self, row: _Live, before: EnvState, after: EnvState) -> Turn:
-        action = row.reading.action
-        admissible = before.admissible is None or action in before.admissible
-        chosen = sum(logprob is not None for logprob in row.said.logprobs)
-        return Turn(before.observation, action, after.reward, before.anchor, after.valid, admissible, chosen)
+        return Turn(
+            observation=before.observation,
+            action=row.action,
+            reward=after.reward,
+            anchor=before.anchor,
+            valid=after.valid,
+            admissible=row.is_admissible,
+            tokens=sum(logprob is not None for logprob in row.said.logprobs),
+            well_formed=row.reading.well_formed,
+            answer=row.reading.text,
+        )
 
     def _finish(self, row: _Live) -> Episode:
         assert row.end is not None

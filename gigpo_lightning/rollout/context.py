@@ -65,9 +65,8 @@ class _OpenSegment:
         self.response_mask.append(True)
         self.turn_index.append(turn)
         self.logprobs.append(logprob)
-        if allowed is not None:
-            self.allowed_ids += allowed
-            self.allowed_counts.append(len(allowed))
+        self.allowed_ids += allowed or ()
+        self.allowed_counts.append(len(allowed or ()))
 
     def close(self) -> Segment:
         return Segment(
@@ -76,9 +75,24 @@ class _OpenSegment:
 
 
 class EpisodeContext:
-    """The token side of one running episode."""
+    """The token side of one running episode.
 
-    def __init__(self, prompt: PromptFormat, rule: SegmentRule, instruction: str, observation: str):
+    Args:
+        prompt: How texts become tokens.
+        rule: How the episode is cut.
+        instruction: The goal.
+        observation: The first observation.
+        admissible: What is possible there, for prompts that show it; None where the world does not list it.
+    """
+
+    def __init__(
+        self,
+        prompt: PromptFormat,
+        rule: SegmentRule,
+        instruction: str,
+        observation: str,
+        admissible: Sequence[str] | None = None,
+    ):
         self._prompt, self._rule, self.instruction = prompt, rule, instruction
         self._first_observation = observation
         self._kept: list[KeptTurn] = []
@@ -87,7 +101,7 @@ class EpisodeContext:
         self._closed: list[Segment] = []
         self.turn = 0
         self._open = _OpenSegment()
-        self._start_segment()
+        self._start_segment(admissible)
 
     @property
     def tokens(self) -> int:
@@ -136,22 +150,23 @@ class EpisodeContext:
                 self._open.add_choice(token_id, logprob, ids, self.turn)
         self._action += token_ids
 
-    def observe(self, observation: str, reserve: int) -> None:
+    def observe(self, observation: str, reserve: int, admissible: Sequence[str] | None = None) -> None:
         """Close the turn with what the environment answered; open a new segment where the rule says so.
 
         Args:
             observation: The next observation.
             reserve: Tokens that the next answer may need.
+            admissible: What is possible now, for prompts that show it; None where the world does not list it.
         """
         self._kept.append(KeptTurn(self._observation, tuple(self._action)))
         self._observation, self._action = observation, []
         self._open.turns += 1
         self.turn += 1
-        ids = self._prompt.continuation(self.instruction, observation)
+        ids = self._prompt.continuation(self.instruction, observation, admissible)
         full = self._rule.turns is not None and self._open.turns >= self._rule.turns
         if full or self.tokens + len(ids) + reserve > self._rule.max_tokens:
             self._closed.append(self._open.close())
-            self._start_segment()
+            self._start_segment(admissible)
         else:
             self._open.add(ids, self.turn)
 
@@ -161,10 +176,10 @@ class EpisodeContext:
             return tuple(self._closed)
         return (*self._closed, self._open.close())
 
-    def _start_segment(self) -> None:
+    def _start_segment(self, admissible: Sequence[str] | None) -> None:
         kept = self._kept[-self._rule.keep_last :] if self._rule.keep_last else []
         if self._rule.keep_first_observation and len(kept) < len(self._kept):
             kept = [KeptTurn(self._first_observation, ()), *kept]
-        ids = self._prompt.header(self.instruction, kept, self._observation)
+        ids = self._prompt.header(self.instruction, kept, self._observation, admissible)
         self._open = _OpenSegment()
         self._open.add(ids, -1)

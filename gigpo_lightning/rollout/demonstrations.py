@@ -34,21 +34,26 @@ def demonstrate(
         ValueError: The world lists no admissible actions, or the expert took one that is not admissible.
     """
     observation = env.reset(task)
-    context = EpisodeContext(policy.prompt, rule, observation.instruction, observation.text)
+    admissible = _listed(env)
+    context = EpisodeContext(policy.prompt, rule, observation.instruction, observation.text, admissible)
     for _ in range(max_turns):
-        admissible = env.admissible_actions()
-        if admissible is None:
-            raise ValueError("a warm start needs a world that lists its admissible actions")
         action = expert.act(observation, admissible)
-        _spell(context, tries, tuple(admissible), action, policy.prompt.action_ids(action))
+        _spell(context, tries, admissible, action, policy.prompt.action_ids(action))
         result = env.step(action)
         if result.terminated or result.truncated:
             return context.segments() if result.info.get("won") else ()
-        observation = Observation(result.observation.text)
-        context.observe(observation.text, room_tokens)
+        observation, admissible = Observation(result.observation.text), _listed(env)
+        context.observe(observation.text, room_tokens, admissible)
         if context.room < room_tokens:
             return ()
     return ()
+
+
+def _listed(env: TextEnv) -> tuple[str, ...]:
+    admissible = env.admissible_actions()
+    if admissible is None:
+        raise ValueError("a warm start needs a world that lists its admissible actions")
+    return tuple(admissible)
 
 
 def _spell(
