@@ -17,10 +17,15 @@ THINK, END_THINK, ACT = "<think>", "</think>", "<action>"
 _TAG_TOKENS = len(END_THINK)
 
 
+def empty_thought(prompt: PromptFormat) -> list[int]:
+    """The tokens of an answer that thinks nothing, up to its action."""
+    opening = "" if prompt.opened else THINK
+    return [token_id for tag in (opening, END_THINK, ACT) for token_id in _encode(prompt, tag)]
+
+
 def thought_room(prompt: PromptFormat, longest_action: int, max_tokens: int) -> int:
     """Tokens of the longest thought in an answer of `max_tokens`: what tags and action leave of it, perhaps < 0."""
-    tags = (_opening(prompt), END_THINK, ACT)
-    return max_tokens - longest_action - sum(len(_encode(prompt, tag)) for tag in tags)
+    return max_tokens - longest_action - len(empty_thought(prompt))
 
 
 class ThoughtAnswer(Answer):
@@ -47,8 +52,9 @@ class ThoughtAnswer(Answer):
         self._tail: list[int] = []  # the last tokens of the thought
 
     def begin(self) -> list[int]:
-        opening = _encode(self._prompt, _opening(self._prompt))
-        return opening if self._left > 0 else [*opening, *self._stop()]
+        if self._left <= 0:
+            return [*empty_thought(self._prompt), *self._descend(self._trie)]
+        return [] if self._prompt.opened else _encode(self._prompt, THINK)
 
     def take(self, token_id: int) -> list[int]:
         if self._node is not None:
@@ -61,15 +67,11 @@ class ThoughtAnswer(Answer):
         _, tag, after = _decode(self._prompt, self._tail).partition(END_THINK)
         if tag:
             return self._act(after.lstrip())
-        return self._stop() if self._left <= 0 else []
+        return [*_encode(self._prompt, END_THINK), *self._act("")] if self._left <= 0 else []
 
     def reading(self, token_ids: Sequence[int]) -> Reading:
         found = self._prompt.read(token_ids)
         return found if self._node is None else found._replace(action=self._node.action or "")
-
-    def _stop(self) -> list[int]:
-        """End the thought."""
-        return [*_encode(self._prompt, END_THINK), *self._act("")]
 
     def _act(self, begun: str) -> list[int]:
         """Open the action, of whose tag `begun` is there, up to its first choice."""
@@ -81,10 +83,6 @@ class ThoughtAnswer(Answer):
         self.allowed = self._node.allowed
         self.is_complete = self._node.action is not None
         return forced
-
-
-def _opening(prompt: PromptFormat) -> str:
-    return "" if prompt.opened else THINK
 
 
 def _encode(prompt: PromptFormat, text: str) -> list[int]:

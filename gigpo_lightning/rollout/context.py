@@ -130,6 +130,11 @@ class EpisodeContext:
         """The open segment's tokens so far: what the policy answers to."""
         return self._open.token_ids
 
+    def force(self, token_ids: Sequence[int]) -> None:
+        """Append tokens of the answer that have no alternative."""
+        self._open.add(token_ids, self.turn)
+        self._action += token_ids
+
     def answer(
         self,
         token_ids: Sequence[int],

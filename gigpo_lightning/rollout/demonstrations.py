@@ -1,7 +1,8 @@
 """Episodes played by an expert, as token rows of the policy: what imitation learns from.
 
 The expert knows only what it has read. Its actions are spelled along the same tries that sampling follows, so that a
-chosen token has the same alternatives as in a rollout.
+chosen token has the same alternatives as in a rollout. It gives no reasons: where the format asks for a thought, an
+empty one stands there, which is not imitated.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 from gigpo_lightning.batch import PackRow
 from gigpo_lightning.envs.base import Expert, Observation, Task, TextEnv
 from gigpo_lightning.policy.base import BasePolicy
+from gigpo_lightning.policy.thought import empty_thought
 from gigpo_lightning.policy.tries import TrieCache
 from gigpo_lightning.rollout.context import EpisodeContext, SegmentRule
 from gigpo_lightning.trajectory import Segment
@@ -38,6 +40,8 @@ def demonstrate(
     context = EpisodeContext(policy.prompt, rule, observation.instruction, observation.text, admissible)
     for _ in range(max_turns):
         action = expert.act(observation, admissible)
+        if policy.prompt.reasons:
+            context.force(empty_thought(policy.prompt))
         _spell(context, tries, admissible, action, policy.prompt.action_ids(action))
         result = env.step(action)
         if result.terminated or result.truncated:
