@@ -83,6 +83,9 @@ class Engine(Protocol):
     def leave(self, slot: int) -> None:
         """The conversation in this slot is over."""
 
+    def end(self) -> None:
+        """The collection is over: the memory may be wanted for the update."""
+
 
 @dataclass(slots=True, eq=False)
 class _Row:
@@ -194,6 +197,11 @@ class DecodingEngine:
         if place < len(self._rows):  # the last row moves into the gap
             self._cache.copy(len(self._rows), place, len(last.cached))
             self._rows[place] = last
+
+    def end(self) -> None:
+        if self._cache is not None and self._cache.keys.is_cuda:
+            self._cache = None  # elsewhere it costs more to make it anew than to keep it
+        self._rows = []
 
     def _place(self, slot: int) -> int:
         """The row of the cache that belongs to this slot; a new one is empty."""

@@ -131,6 +131,7 @@ class Collector:
                 else:
                     yield row.job_index, self._finish(row)
             acting = complete + [row for row in acting if row.end is None and row.answer.is_complete]
+        self._engine.end()
 
     def _start(self, queue: deque[tuple[int, EpisodeJob]], free: deque[int], live: dict[int, _Live]) -> list[_Live]:
         """Begin episodes in the free slots; returns those whose first action has no alternative."""
