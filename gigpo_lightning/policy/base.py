@@ -19,7 +19,8 @@ from transformers import PreTrainedModel
 
 from gigpo_lightning.batch import MicroBatch
 from gigpo_lightning.envs.base import TaskSet
-from gigpo_lightning.functional.logprobs import constrained_logprobs, constrained_logprobs_from_hidden
+from gigpo_lightning.functional.logprobs import constrained_logprobs_from_hidden
+from gigpo_lightning.functional.vocabulary import vocabulary_logprobs
 from gigpo_lightning.policy.ragged import KVCache, PackedRows, run_ragged
 
 
@@ -135,9 +136,9 @@ class BasePolicy(nn.Module, ABC):
         hidden = run_ragged(self.model, batch.token_ids, packed.position, packed)
         # The token at position i was chosen from the state after position i − 1.
         before, ids = hidden[batch.chosen - 1], batch.token_ids[batch.chosen]
-        if batch.allowed_counts is None:
-            return constrained_logprobs(self.logits(before), ids, temperature=temperature)
         head = self.model.get_output_embeddings()
+        if batch.allowed_counts is None:
+            return vocabulary_logprobs(before, head.weight, ids, temperature=temperature, bias=head.bias)
         return constrained_logprobs_from_hidden(
             before, head.weight, ids, batch.allowed_ids, batch.allowed_counts, temperature, head.bias
         )
