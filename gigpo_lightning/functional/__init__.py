@@ -8,6 +8,7 @@ from .logprobs import TokenLogprobs, constrained_logprobs, constrained_logprobs_
 from .losses import LossResult, TokenWeights, entropy_loss, k3_kl, kl_loss, policy_loss, token_weights
 from .masked import masked_max, masked_mean, masked_sum
 from .schedules import boosted, lambda_schedule, make_schedule
+from .vocabulary import vocabulary_logprobs
 
 __all__ = [
     "GigpoCredit",
@@ -33,4 +34,5 @@ __all__ = [
     "segment_logsumexp",
     "step_returns",
     "token_weights",
+    "vocabulary_logprobs",
 ]
