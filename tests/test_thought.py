@@ -19,7 +19,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
 )
 # Tokens that run over the end of a tag, as real vocabularies have them.
-MERGES = [(">", "Ċ"), (">Ċ", "Ċ"), (">", "<"), (">", "x"), ("k", ">")]
+MERGES = [(">", "Ċ"), (">Ċ", "Ċ"), (">Ċ", "<"), (">", "<"), (">", "x"), ("k", ">")]
 ACTIONS = ("go", "go north", "take cup")
 LONGEST = len("take cup</action>") + 1  # nearly every character is a token, and one ends the answer
 TAGS = len("<think></think><action>") - 2  # `k>` is one token in either tag
@@ -77,6 +77,7 @@ def test_thought_then_action_by_hand() -> None:
         ([*"</think", ">Ċ"], "<action>"),
         ([*"</think", ">ĊĊ"], "<action>"),
         ([*"</think", "><"], "action>"),  # what is there of the next tag is not said again
+        ([*"</think", ">Ċ<"], "action>"),
         ([*"</thin", "k>"], "<action>"),
     ],
 )
@@ -131,6 +132,13 @@ def test_a_spoilt_thought_is_told_and_the_action_is_still_the_worlds(thought: st
     ids = say(answer, [*chosen, *spelled("t")])
     assert answer.is_complete
     assert answer.reading(ids)[:2] == ("take cup", False)
+
+
+def test_the_action_is_spelled_as_the_world_does() -> None:
+    answer = ThoughtAnswer(PROMPT, trie_of("take  cup", "go"), 99)
+    ids = say(answer, [*spelled("</think"), *spelled(">"), *spelled("t")])
+    assert PROMPT.read(ids).action == "take cup"
+    assert answer.reading(ids)[:2] == ("take  cup", True)
 
 
 def test_a_template_may_open_the_thought() -> None:
