@@ -13,8 +13,8 @@ from transformers import AutoTokenizer
 
 from gigpo_lightning.envs.base import Observation
 from gigpo_lightning.policy.chat import ChatPrompt
-from gigpo_lightning.policy.generation import TrieCache
 from gigpo_lightning.policy.scratch import ScratchPolicy
+from gigpo_lightning.policy.tries import TrieCache
 from gigpo_lightning.rollout.collector import Collector, EpisodeJob
 from gigpo_lightning.rollout.context import SegmentRule
 from gigpo_lightning.rollout.demonstrations import demonstrate, pack_row

@@ -5,7 +5,6 @@ Generated ALFWorld households, a tiny model with a moved adapter, and every way 
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 
 import pytest
@@ -53,16 +52,10 @@ def check_turns(policy: CausalLMPolicy, episodes: list[Episode]) -> None:
         assert update == pytest.approx(sampler, abs=1e-5), f"turn {turn}"
 
 
-NOT_YET = pytest.mark.skipif(
-    importlib.util.find_spec("gigpo_lightning.policy.answer_rules") is None,
-    reason="needs a collector that asks for answers",
-)
-
-
 @pytest.mark.parametrize("turns", [1, 3, None])
 @pytest.mark.parametrize(
     ("form", "constrain"),
-    [("plain", True), ("plain", False), ("think", False), pytest.param("think", True, marks=NOT_YET)],
+    [("plain", True), ("plain", False), ("think", False), ("think", True)],
 )
 def test_the_updates_logprobs_are_the_samplers(source: str, form: str, constrain: bool, turns: int | None) -> None:
     policy = made(source, chat=replace(CHAT, format=form))
@@ -74,7 +67,6 @@ def test_the_updates_logprobs_are_the_samplers(source: str, form: str, constrain
     assert 1 not in counts
 
 
-@NOT_YET
 def test_half_constrained_answers_reason_and_act_admissibly(source: str) -> None:
     policy = made(source, chat=replace(CHAT, format="think"))
     episodes = play(policy, True, None)

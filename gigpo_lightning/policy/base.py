@@ -24,6 +24,7 @@ from gigpo_lightning.functional.logprobs import (
     constrained_logprobs,
     constrained_logprobs_from_hidden,
 )
+from gigpo_lightning.policy.generation import OutputLayer
 from gigpo_lightning.policy.ragged import KVCache, PackedRows, run_ragged
 
 
@@ -148,19 +149,30 @@ class BasePolicy(nn.Module, ABC):
         return KVCache(self.model.config, rows, capacity, weight.dtype, weight.device)
 
     def feed(self, cache: KVCache, token_ids: Sequence[Sequence[int]]) -> Tensor:
-        """Append tokens to the first rows of the cache; next-token logits of each, float32 [rows, vocabulary]."""
+        """Append tokens to the first rows of the cache; returns the final hidden state of each row's last one.
+
+        Args:
+            cache: From `new_cache`.
+            token_ids: New tokens of each row, from the first; a row without any is passed over.
+
+        Returns:
+            [rows that got tokens, hidden], in the model's type.
+        """
         counts = [len(ids) for ids in token_ids]
         flat = torch.tensor([i for ids in token_ids for i in ids], device=cache.keys.device)
         position = cache.append(counts)
         hidden = run_ragged(self.model, flat, position, cache)
-        last = torch.tensor(counts, device=hidden.device).cumsum(0) - 1
-        return self.logits(hidden[last])
+        last = torch.tensor([count for count in counts if count], device=hidden.device).cumsum(0) - 1
+        return hidden[last]
+
+    def output_layer(self) -> OutputLayer:
+        """The scores of next tokens under the present weights."""
+        return OutputLayer(self.model.get_output_embeddings())
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Output layer in float32, whatever the model's type: [N, hidden] → [N, vocabulary]."""
         head = self.model.get_output_embeddings()
         bias = getattr(head, "bias", None)
-        # Rounded to bfloat16, sampled log-probs would differ from the update's, which computes the allowed scores only.
         return linear(hidden.float(), head.weight.float(), None if bias is None else bias.float())
 
     def chosen_logprobs(self, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:

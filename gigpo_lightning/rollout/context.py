@@ -77,8 +77,6 @@ class _OpenSegment:
 class EpisodeContext:
     """The token side of one running episode.
 
-    `pending` are the ids that the model has not seen yet; `fresh` says that they open a segment (an empty cache row).
-
     Args:
         prompt: How texts become tokens.
         rule: How the episode is cut.
@@ -103,8 +101,6 @@ class EpisodeContext:
         self._closed: list[Segment] = []
         self.turn = 0
         self._open = _OpenSegment()
-        self.pending: list[int] = []
-        self.fresh = True
         self._start_segment(admissible)
 
     @property
@@ -130,21 +126,34 @@ class EpisodeContext:
             )
 
     @property
-    def action_so_far(self) -> list[int]:
-        """The ids of the action being said."""
-        return self._action
+    def token_ids(self) -> list[int]:
+        """The open segment's tokens so far: what the policy answers to."""
+        return self._open.token_ids
 
     def force(self, token_ids: Sequence[int]) -> None:
-        """Tokens of the action that have no alternative."""
+        """Append tokens of the answer that have no alternative."""
         self._open.add(token_ids, self.turn)
         self._action += token_ids
-        self.pending += token_ids
 
-    def choose(self, token_id: int, logprob: float, allowed: Sequence[int] | None) -> None:
-        """A token of the action that the policy chose."""
-        self._open.add_choice(token_id, logprob, allowed, self.turn)
-        self._action.append(token_id)
-        self.pending.append(token_id)
+    def answer(
+        self,
+        token_ids: Sequence[int],
+        logprobs: Sequence[float | None],
+        allowed: Sequence[Sequence[int] | None],
+    ) -> None:
+        """Append an answer.
+
+        Args:
+            token_ids: Its tokens.
+            logprobs: Of each token; None where it had no alternative, and so was not chosen.
+            allowed: For each chosen token, what it was chosen among; None for the whole vocabulary.
+        """
+        for token_id, logprob, ids in zip(token_ids, logprobs, allowed, strict=True):
+            if logprob is None:
+                self._open.add([token_id], self.turn)
+            else:
+                self._open.add_choice(token_id, logprob, ids, self.turn)
+        self._action += token_ids
 
     def observe(self, observation: str, reserve: int, admissible: Sequence[str] | None = None) -> None:
         """Close the turn with what the environment answered; open a new segment where the rule says so.
@@ -165,7 +174,6 @@ class EpisodeContext:
             self._start_segment(admissible)
         else:
             self._open.add(ids, self.turn)
-            self.pending += ids
 
     def segments(self) -> tuple[Segment, ...]:
         """All segments, the open one included unless nothing was answered in it."""
@@ -180,5 +188,3 @@ class EpisodeContext:
         ids = self._prompt.header(self.instruction, kept, self._observation, admissible)
         self._open = _OpenSegment()
         self._open.add(ids, -1)
-        self.pending = list(ids)
-        self.fresh = True

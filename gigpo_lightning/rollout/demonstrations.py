@@ -14,8 +14,8 @@ import numpy as np
 from gigpo_lightning.batch import PackRow
 from gigpo_lightning.envs.base import Expert, Observation, Task, TextEnv
 from gigpo_lightning.policy.base import BasePolicy
-from gigpo_lightning.policy.generation import TrieCache
 from gigpo_lightning.policy.thought import empty_thought
+from gigpo_lightning.policy.tries import TrieCache
 from gigpo_lightning.rollout.context import EpisodeContext, SegmentRule
 from gigpo_lightning.trajectory import Segment
 
@@ -65,14 +65,13 @@ def _spell(
 ) -> None:
     """Append the action's tokens, as choices where there are alternatives."""
     node = tries.get(admissible)
+    allowed = []
     for token_id in token_ids:
         if token_id not in node.allowed:
             raise ValueError(f"the expert took {action!r}, which is not among {len(admissible)} admissible actions")
-        if len(node.allowed) == 1:
-            context.force([token_id])
-        else:
-            context.choose(token_id, 0.0, node.allowed)
+        allowed.append(node.allowed)
         node = node.child(token_id)
+    context.answer(token_ids, [0.0 if len(ids) > 1 else None for ids in allowed], allowed)
 
 
 def pack_row(segment: Segment, advantage: float) -> PackRow:
