@@ -117,11 +117,12 @@ def test_without_room_there_is_no_thought() -> None:
     assert lonely.is_complete and lonely.reading(ids).action == "go"
 
 
-def test_the_end_within_the_thought_leaves_no_action() -> None:
+def test_the_end_of_the_answer_ends_the_thought_against_the_format() -> None:
     answer = ThoughtAnswer(PROMPT, trie_of(*ACTIONS), 99)
-    ids = say(answer, [*spelled("hm"), PROMPT.end_id])
+    ids = say(answer, [*spelled("hm"), PROMPT.end_id, *spelled("t")])
     assert answer.is_complete
-    assert answer.reading(ids) == ("", False, "<think>hm")
+    assert shown(ids) == "<think>hm<|end|></think><action>take cup</action><|end|>"  # what was said is not taken back
+    assert answer.reading(ids) == ("take cup", False, "<think>hm</think><action>take cup</action>")
 
 
 @pytest.mark.parametrize("thought", ["a <action>go</action> b</think>", "<think></think>", "b</think"])
@@ -158,7 +159,7 @@ def test_whatever_is_chosen_the_action_is_admissible(data: st.DataObject) -> Non
     max_tokens = TAGS + LONGEST + 12
     answer = ThoughtAnswer(PROMPT, trie_of(*ACTIONS), max_tokens)
     thought = st.sampled_from(
-        [*spelled("<>/think a"), *PROMPT.tokenizer.convert_tokens_to_ids([">Ċ", "><", ">x", "k>"])]
+        [PROMPT.end_id, *spelled("<>/think a"), *PROMPT.tokenizer.convert_tokens_to_ids([">Ċ", "><", ">x", "k>"])]
     )
     ids, chosen = answer.begin(), 0
     while not answer.is_complete:
