@@ -121,8 +121,9 @@ def test_several_files_overlay_in_order_and_options_come_last(
 
 @pytest.mark.parametrize("name", shipped_files("configs"))
 def test_every_shipped_configuration_builds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # An overlay in a subfolder changes parts of a whole configuration.
+    # An overlay in a subfolder changes parts of a whole configuration, that of a prompt with a pretrained policy.
     base = ["--config", "alfworld.yaml"] if "/" in name else []
+    base += ["--config", "policy/qwen2.5-1.5b-lora.yaml"] if name.startswith("prompt/") else []
     monkeypatch.setattr(GiGPOCLI, "_run_subcommand", lambda self, command: None)
     cli = GiGPOCLI("fit", [*base, "--config", name])
     written = yaml.safe_load((shipped_dir("configs") / name).read_text())
