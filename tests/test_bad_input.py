@@ -27,7 +27,7 @@ REAL = ["fit", "--config", "alfworld.yaml"]
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Every test runs in an empty folder, without what the developer has set."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("GIGPO_RUN_FOLDER", "")
+    monkeypatch.setenv("GIGPO_RUN_PLACE", "")
     monkeypatch.delenv("GIGPO_TRACEBACK", raising=False)
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
