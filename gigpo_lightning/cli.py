@@ -171,7 +171,7 @@ class GiGPOCLI(LightningCLI):
         listed = options.get("callbacks") or []
         listed = listed if isinstance(listed, list) else [listed]
         check_callbacks(listed)
-        check_options(options, listed, self.model)
+        check_options(options, listed)
         self.files = next((callback for callback in listed if isinstance(callback, EvaluationFiles)), self.files)
         if self.files not in listed:
             self.trainer_defaults["callbacks"].append(self.files)

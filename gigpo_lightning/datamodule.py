@@ -194,10 +194,12 @@ class RolloutDataModule(pl.LightningDataModule):
 
     def play(self, jobs: list[EpisodeJob], temperature: float) -> list[Episode]:
         """Play the jobs with the present policy in evaluation mode; episodes in the order of the jobs."""
+        assert self.trainer is not None
         policy = self.policy
         training = policy.training
         policy.eval()
-        episodes: dict[int, Episode] = dict(self.collector.run(jobs, temperature))
+        with self.trainer.precision_plugin.forward_context():  # as in the update
+            episodes: dict[int, Episode] = dict(self.collector.run(jobs, temperature))
         policy.train(training)
         return [episodes[i] for i in range(len(jobs))]
 

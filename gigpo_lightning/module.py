@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from gigpo_lightning.batch import Minibatch
-from gigpo_lightning.placement import check_strategy
+from gigpo_lightning.placement import check_optimizer, check_strategy, made_in_float32, settle_precision
 from gigpo_lightning.policy.base import BasePolicy
 from gigpo_lightning.policy.finite import not_finite
 from gigpo_lightning.rollout.collector import EpisodeJob
@@ -82,11 +82,13 @@ class GiGPOModule(pl.LightningModule):
     # -- set-up --------------------------------------------------------------------------------------------------------
 
     def setup(self, stage: str) -> None:
+        settle_precision(self.trainer.strategy)
         if stage == "fit":
             check_strategy(self.trainer.strategy)
 
     def configure_model(self) -> None:
-        self.policy.prepare(self.trainer.datamodule.tasks)  # type: ignore[attr-defined]
+        with made_in_float32():
+            self.policy.prepare(self.trainer.datamodule.tasks)  # type: ignore[attr-defined]
         fitting = self.trainer.state.fn == TrainerFn.FITTING
         if fitting and self.loss.kl_coef > 0 and self.reference is None:
             self.reference = self.policy.make_reference()
@@ -103,6 +105,7 @@ class GiGPOModule(pl.LightningModule):
         for name, value in optimizer.defaults.items():
             if isinstance(value, float) and not math.isfinite(value):
                 raise ValueError(f"model.optimizer: {name}={value} is not a finite number")
+        check_optimizer(optimizer, self._optimizer, self.device)
         if self._lr_scheduler is None:
             return optimizer
         return {"optimizer": optimizer, "lr_scheduler": self._lr_scheduler(optimizer)}
@@ -115,6 +118,8 @@ class GiGPOModule(pl.LightningModule):
         assert not isinstance(optimizer, list)
         optimizer.zero_grad()
         figures = self._backward(batch)
+        if batch_idx > 0:  # the weights are no longer those that sampled
+            figures.pop("loss/mismatch", None)
         norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.gradient_clip or float("inf"))
         figures["loss/gradient_norm"] = norm.detach()
         if self._finite(figures):
@@ -138,12 +143,10 @@ class GiGPOModule(pl.LightningModule):
         own = [(micro, self.loss.weights(micro)) for micro in batch.micro_batches if len(micro.chosen)]
         denominator, count = self._agree(sum(weights.denominator for _, weights in own), len(own))
         entropy_coef = self.trainer.datamodule.controls.entropy_coef  # type: ignore[attr-defined]
+        parts = [(micro, weights.weights, len(micro.chosen)) for micro, weights in own]
+        parts += [(*padding(self.device), 0)] * (count - len(own))
         figures = LossFigures()
-        for number in range(count):
-            if number < len(own):
-                micro, weights, tokens = own[number][0], own[number][1].weights, len(own[number][0].chosen)
-            else:
-                micro, weights, tokens = padding(self.device), torch.zeros(1, device=self.device), 0
+        for number, (micro, weights, tokens) in enumerate(parts, start=1):
             loss, metrics = self.loss.part(
                 self.policy,
                 self.reference or self.policy,
@@ -153,7 +156,8 @@ class GiGPOModule(pl.LightningModule):
                 weights=weights,
                 denominator=denominator,
             )
-            with nullcontext() if number + 1 == count else self._without_sync():
+            # Each operation's gradient is of the type that the operation had, without autocast.
+            with self._sync(number == count), torch.autocast(self.device.type, enabled=False):
                 self.manual_backward(loss)
             figures.add(metrics, tokens)
         return figures.over_processes(self._reduce)
@@ -172,10 +176,10 @@ class GiGPOModule(pl.LightningModule):
     def _reduce(self, tensor: Tensor, how: str) -> Tensor:
         return self.trainer.strategy.reduce(tensor.to(self.device), reduce_op=how)
 
-    def _without_sync(self) -> AbstractContextManager[Any]:
-        """Gradients stay with this process: those of all micro-batches are averaged once, with the last."""
+    def _sync(self, last: bool) -> AbstractContextManager[Any]:
+        """Gradients are averaged over processes once, with the last micro-batch; till then they stay with theirs."""
         strategy = self.trainer.strategy
-        return strategy.block_backward_sync() if isinstance(strategy, ParallelStrategy) else nullcontext()
+        return strategy.block_backward_sync() if isinstance(strategy, ParallelStrategy) and not last else nullcontext()
 
     def _finite(self, figures: dict[str, Tensor]) -> bool:
         """Whether the update may be made, the same on every process; several in a row that may not stop the run."""

@@ -85,11 +85,11 @@ class LossRule:
         return loss, {f"loss/{name}": value for name, value in metrics.items()}
 
 
-def padding(device: torch.device) -> MicroBatch:
-    """A row of two tokens, the second chosen among itself alone: every weight takes part, with a gradient of 0."""
+def padding(device: torch.device) -> tuple[MicroBatch, Tensor]:
+    """A row of two tokens, the second chosen among itself alone, and its weight 0: every parameter's gradient is 0."""
     zero, one = torch.zeros(1, dtype=torch.int64, device=device), torch.ones(1, dtype=torch.int64, device=device)
     nothing = torch.zeros(1, dtype=torch.float32, device=device)
-    return MicroBatch(
+    micro = MicroBatch(
         token_ids=torch.zeros(2, dtype=torch.int64, device=device),
         lengths=(2,),
         chosen=one,
@@ -99,6 +99,7 @@ def padding(device: torch.device) -> MicroBatch:
         allowed_ids=zero,
         allowed_counts=one,
     )
+    return micro, nothing
 
 
 class LossFigures:

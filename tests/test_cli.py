@@ -333,7 +333,7 @@ def test_the_time_limit_ends_a_run_at_the_end_of_an_iteration() -> None:
 
 def test_two_limits_of_time_are_refused() -> None:
     with pytest.raises(ValueError, match=r"trainer\.max_time=00:01:00:00: trainer\.callbacks has a Timer, too"):
-        check_options({"max_time": "00:01:00:00"}, [Timer("00:00:30:00")], LineModule())
+        check_options({"max_time": "00:01:00:00"}, [Timer("00:00:30:00")])
 
 
 def test_other_commands_write_beside_the_checkpoint_they_use(own_folder: Path) -> None:

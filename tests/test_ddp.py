@@ -71,10 +71,8 @@ def test_padding_reaches_every_weight_and_changes_none() -> None:
     """A process that is done earlier must still take part in what its processes do together."""
     module, policy = make_module(kl_coef=0.1), make_policy()
     policy.prepare(BoxTasks())
-    nothing = torch.zeros(1)
-    loss, metrics = module.loss.part(
-        policy, policy, padding(nothing.device), 1.0, 0.1, weights=nothing, denominator=1.0
-    )
+    micro, weights = padding(torch.device("cpu"))
+    loss, metrics = module.loss.part(policy, policy, micro, 1.0, 0.1, weights=weights, denominator=1.0)
     loss.backward()
     assert all(p.grad is not None and not p.grad.any() for p in policy.parameters())
     assert all(value == 0 for value in metrics.values())

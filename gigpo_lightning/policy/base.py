@@ -111,7 +111,9 @@ class BasePolicy(nn.Module, ABC):
                 "data.segments.max_tokens, or give the policy more positions"
             )
         weight = self.model.get_output_embeddings().weight
-        return KVCache(self.model.config, rows, capacity, weight.dtype, weight.device)
+        kind = weight.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+        return KVCache(self.model.config, rows, capacity, dtype, weight.device)
 
     def feed(self, cache: KVCache, token_ids: Sequence[Sequence[int]]) -> Tensor:
         """Append tokens to the first rows of the cache; next-token logits of each, float32 [rows, vocabulary]."""
@@ -127,7 +129,8 @@ class BasePolicy(nn.Module, ABC):
         head = self.model.get_output_embeddings()
         bias = getattr(head, "bias", None)
         # Rounded to bfloat16, sampled log-probs would differ from the update's, which computes the allowed scores only.
-        return linear(hidden.float(), head.weight.float(), None if bias is None else bias.float())
+        with torch.autocast(hidden.device.type, enabled=False):
+            return linear(hidden.float(), head.weight.float(), None if bias is None else bias.float())
 
     def chosen_logprobs(self, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies [N] of the chosen tokens, under the constraint that held when sampling."""

@@ -110,8 +110,9 @@ class KVCache:
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         """Store the new keys and values, then attend to all that their rows hold so far."""
         keys, values, new = self.keys[layer], self.values[layer], self._new
-        keys[new.row, :, self._position] = key
-        values[new.row, :, self._position] = value
+        # Under autocast rotary positions leave float32; attention in the update rounds it to the cache's type, too.
+        keys[new.row, :, self._position] = key.to(keys.dtype)
+        values[new.row, :, self._position] = value.to(values.dtype)
         used = new.shape[0]
         out = scaled_dot_product_attention(
             new.pad(query),
