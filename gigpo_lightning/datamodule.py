@@ -30,6 +30,7 @@ from gigpo_lightning.rollout.pool import EnvPool, InProcessPool
 from gigpo_lightning.rollout.preflight import check_first_prompt, check_places, claim_folder
 from gigpo_lightning.rollout.report import RolloutReport
 from gigpo_lightning.rollout.workers import WorkerPool
+from gigpo_lightning.sharding import gathered
 from gigpo_lightning.trajectory import Episode
 
 # Frozen, so that all datamodules may share them as defaults.
@@ -198,7 +199,7 @@ class RolloutDataModule(pl.LightningDataModule):
         policy = self.policy
         training = policy.training
         policy.eval()
-        with self.trainer.precision_plugin.forward_context():  # as in the update
+        with gathered(policy), self.trainer.precision_plugin.forward_context():  # the precision of the update
             episodes: dict[int, Episode] = dict(self.collector.run(jobs, temperature))
         policy.train(training)
         return [episodes[i] for i in range(len(jobs))]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch.plugins.precision import HalfPrecision, MixedPrecision, Precision
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy, Strategy
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -44,11 +44,28 @@ def check_strategy(strategy: Strategy) -> None:
     Raises:
         ValueError: The message names what can be chosen.
     """
+    if type(strategy) is ModelParallelStrategy:
+        _check_sharding(strategy)
+        return
     # Not isinstance: DeepSpeed's strategy is a subclass of DDP's, but has gradients of its own.
     if type(strategy) not in _TRAINING:
         raise ValueError(
             f"trainer.strategy: {type(strategy).__name__} cannot train this module, whose optimisation is manual and "
-            "which calls parts of the model; choose ddp, or auto on one device"
+            "which calls parts of the model; choose ddp, ModelParallelStrategy (FSDP2), or auto on one device"
+        )
+
+
+def _check_sharding(strategy: ModelParallelStrategy) -> None:
+    """Refuse tensor parallelism, which the policies do not have, and checkpoints that are folders."""
+    parts = strategy.device_mesh["tensor_parallel"].size()
+    if parts > 1:
+        raise ValueError(
+            f"trainer.strategy: tensor_parallel_size={parts}: must be 1, with data_parallel_size the number of all "
+            f"processes, {strategy.world_size}"
+        )
+    if strategy._save_distributed_checkpoint:
+        raise ValueError(
+            "trainer.strategy: save_distributed_checkpoint must be false: a checkpoint is one file, read anywhere"
         )
 
 

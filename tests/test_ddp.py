@@ -37,7 +37,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("both")
     fit(folder, data={"groups": 4, "members": 4})
     shutil.copy(next((folder / "rollouts").glob("*.arrow")), folder / "played.arrow")
-    assert together(folder, gradients, cases(folder)) == [0, 0], said(folder)
+    assert together(folder, gradients, cases(folder), "ddp", "fsdp") == [0, 0], said(folder)
     return folder
 
 
@@ -50,12 +50,13 @@ def cases(folder: Path) -> dict[str, tuple[list[list[int]], dict[str, Any]]]:
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @pytest.mark.parametrize("how", ["uneven", "idle"])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_two_processes_have_the_gradient_and_the_figures_of_one(
-    both: Path, how: str, aggregation: str, monkeypatch: pytest.MonkeyPatch
+    both: Path, strategy: str, how: str, aggregation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(both)
     (shares, model) = cases(both)[f"{how}-{aggregation}"]
-    first, second = (torch.load(f"{how}-{aggregation}-{rank}.pt", weights_only=True) for rank in range(2))
+    first, second = (torch.load(f"{strategy}-{how}-{aggregation}-{rank}.pt", weights_only=True) for rank in range(2))
     assert first["micro_batches"] < second["micro_batches"]
     alone = gradient([row for share in shares for row in share], 10**9, "auto", **model)
     assert alone["gradient"].norm() > 0.05
