@@ -25,11 +25,12 @@ from gigpo_lightning.rollout.context import SegmentRule
 from gigpo_lightning.rollout.evaluation import EvaluationBatch, EvaluationRule, Place, plan
 from gigpo_lightning.rollout.iteration import Controls, IterationSpec, minibatches_of, rollout_path, run_iteration
 from gigpo_lightning.rollout.loaders import Evaluations, Iterations
-from gigpo_lightning.rollout.options import check_counts, check_sampling
+from gigpo_lightning.rollout.options import check_counts, check_processes, check_sampling
 from gigpo_lightning.rollout.pool import EnvPool, InProcessPool
 from gigpo_lightning.rollout.preflight import check_first_prompt, check_places, claim_folder
 from gigpo_lightning.rollout.report import RolloutReport
 from gigpo_lightning.rollout.workers import WorkerPool
+from gigpo_lightning.sharding import gathered
 from gigpo_lightning.trajectory import Episode
 
 # Frozen, so that all datamodules may share them as defaults.
@@ -41,7 +42,7 @@ class RolloutDataModule(pl.LightningDataModule):
 
     Args:
         tasks: The world's tasks.
-        groups: Task groups per iteration, over all processes.
+        groups: Task groups per iteration, over all processes; each process plays whole groups.
         members: Episodes per group, at least 2.
         passes: How often the update goes through the rollouts of an iteration.
         minibatches: Optimiser steps per pass.
@@ -194,10 +195,12 @@ class RolloutDataModule(pl.LightningDataModule):
 
     def play(self, jobs: list[EpisodeJob], temperature: float) -> list[Episode]:
         """Play the jobs with the present policy in evaluation mode; episodes in the order of the jobs."""
+        assert self.trainer is not None
         policy = self.policy
         training = policy.training
         policy.eval()
-        episodes: dict[int, Episode] = dict(self.collector.run(jobs, temperature))
+        with gathered(policy), self.trainer.precision_plugin.forward_context():  # the precision of the update
+            episodes: dict[int, Episode] = dict(self.collector.run(jobs, temperature))
         policy.train(training)
         return [episodes[i] for i in range(len(jobs))]
 
@@ -281,11 +284,12 @@ class RolloutDataModule(pl.LightningDataModule):
             ValueError: A stage, split or prompt that cannot be played, or a bad `rollout_dir`; the message names it.
         """
         assert self.trainer is not None
+        check_processes(self.groups, self.trainer.world_size)
         splits = ("train", "unseen") if self.trainer.enable_validation else ("train",)
         self._check_plan([(stage, split) for stage in self.controls.stages or (self.stage,) for split in splits])
         self._check_plan(self._tested())
-        if self.rollout_dir is not None:
-            run = Path(self.trainer.log_dir or self.trainer.default_root_dir)
+        run = Path(self.trainer.log_dir or self.trainer.default_root_dir)  # asked of all processes: they exchange it
+        if self.rollout_dir is not None and self.trainer.is_global_zero:
             claim_folder(Path(self.rollout_dir), run, resumed=self.iteration > 0)
 
     def _check_plan(self, places: Iterable[Place]) -> None:

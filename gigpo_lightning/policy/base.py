@@ -142,7 +142,9 @@ class BasePolicy(nn.Module, ABC):
                 "data.segments.max_tokens, or give the policy more positions"
             )
         weight = self.model.get_output_embeddings().weight
-        return KVCache(self.model.config, rows, capacity, weight.dtype, weight.device)
+        kind = weight.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+        return KVCache(self.model.config, rows, capacity, dtype, weight.device)
 
     def feed(self, cache: KVCache, token_ids: Sequence[Sequence[int]]) -> Tensor:
         """Append tokens to the first rows of the cache; returns the final hidden state of each row's last one.

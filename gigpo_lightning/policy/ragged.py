@@ -137,6 +137,7 @@ class KVCache:
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         """Store the new keys and values, then attend to all that their rows hold so far."""
         keys, values = self.keys[layer], self.values[layer]
+        # Under autocast rotary positions leave float32; attention in the update rounds it to the cache's type, too.
         keys[self._row, :, self._position] = key.to(keys.dtype)
         values[self._row, :, self._position] = value.to(values.dtype)
         if len(self._blocks) == 1:

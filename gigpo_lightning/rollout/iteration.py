@@ -90,9 +90,8 @@ def run_iteration(
         writer.write(groups, names, credit)
     store = RolloutStore(path)
     clock.lap("store")
-    report.settle(
-        {**_figures(clock.laps, stats(), len(groups) * spec.members), "credit/lambda": rule.share(controls.lam)}
-    )
+    figures = _over_processes(_figures(clock.laps, stats(), len(groups) * spec.members), spec.world)
+    report.settle({**figures, "credit/lambda": rule.share(controls.lam)})
     return store, report
 
 
@@ -170,12 +169,25 @@ def _figures(laps: dict[str, float], stats: CollectorStats, episodes: int) -> di
 
 def _sum_over_processes(report: RolloutReport, world: int) -> None:
     """Add up the counts of all processes, so that every process takes the same decisions from them."""
-    if world == 1:
-        return
     # Processes may have met different task types, so the names travel with the numbers.
-    gathered: list[Any] = [None] * world
-    torch.distributed.all_gather_object(gathered, dict(report.tally.sums))
-    report.tally.sums = defaultdict(float)
-    for sums in gathered:
+    total: defaultdict[str, float] = defaultdict(float)
+    for sums in _gathered(dict(report.tally.sums), world):
         for name, value in sums.items():
-            report.tally.sums[name] += value
+            total[name] += value
+    report.tally.sums = total
+
+
+def _over_processes(figures: dict[str, float], world: int) -> dict[str, float]:
+    """Speeds and counts added up; seconds those of the slowest process, for which the others wait."""
+    every = _gathered(figures, world)
+    values = {name: [one[name] for one in every] for name in figures}
+    return {n: sum(v) if n.endswith(("_per_s", "_errors")) else max(v) for n, v in values.items()}
+
+
+def _gathered(own: dict[str, float], world: int) -> list[dict[str, float]]:
+    """The values of all processes, in order of rank."""
+    if world == 1:
+        return [own]
+    every: list[Any] = [None] * world
+    torch.distributed.all_gather_object(every, own)
+    return every
