@@ -142,9 +142,10 @@ class KVCache:
         values[self._row, :, self._position] = value.to(values.dtype)
         if len(self._blocks) == 1:
             return self._attend(self._blocks[0], query, keys, values, scale)
-        out = torch.empty_like(query)
-        for block in self._blocks:
-            out[block.tokens] = self._attend(block, query[block.tokens], keys, values, scale)
+        seen = [self._attend(block, query[block.tokens], keys, values, scale) for block in self._blocks]
+        out = seen[0].new_empty(query.shape)  # under autocast of another type than the query
+        for block, part in zip(self._blocks, seen, strict=True):
+            out[block.tokens] = part
         return out
 
     def _attend(self, block: _Block, query: Tensor, keys: Tensor, values: Tensor, scale: float | None) -> Tensor:
