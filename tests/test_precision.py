@@ -85,9 +85,9 @@ def test_the_output_layer_is_float32_under_autocast() -> None:
     tiny = make_policy(64)
     tiny.prepare(BoxTasks())
     hidden = torch.randn(5, 64, generator=torch.Generator().manual_seed(0))
-    expected = tiny.logits(hidden)
+    expected = tiny.output_layer().all(hidden)
     with torch.autocast("cpu", torch.bfloat16):
-        assert tiny.logits(hidden).equal(expected)
+        assert tiny.output_layer().all(hidden).equal(expected)
         assert not torch.nn.functional.linear(hidden, tiny.model.get_output_embeddings().weight).equal(expected)
 
 
