@@ -1,7 +1,7 @@
 """The command `check`: examines an installation part by part, and says what to do about what is missing.
 
-What is examined, and how, is in `cli_install_parts`; this file orders the parts, prints the findings and decides
-whether training is possible. Nothing of other projects is imported before Lightning's releases have been looked at.
+`cli_install_parts` and `cli_install_devices` examine; this file orders the parts, prints the findings and says whether
+training is possible. Nothing of other projects is imported before Lightning's releases have been looked at.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from gigpo_lightning import __version__
+from gigpo_lightning import cli_install_devices as devices
 from gigpo_lightning import cli_install_parts as installed
 from gigpo_lightning.cli_install_parts import FAILED, INSTALL, OK, Problem
 
@@ -105,10 +106,10 @@ def examine(runs_dir: Path) -> Iterator[Finding]:
         return
     for part in _required(runs_dir):
         yield part.examine()
-    gpu = Part("gpu", installed.gpus, required=False).examine()
+    gpu = Part("gpu", devices.gpus, required=False).examine()
     yield gpu
     if gpu.state == OK:
-        yield Part("training on gpu", partial(installed.training, "gpu"), required=False).examine()
+        yield Part("training on gpu", partial(devices.training, "gpu"), required=False).examine()
     for part in _optional():
         yield part.examine()
 
@@ -120,14 +121,14 @@ def _required(runs_dir: Path) -> list[Part]:
         *(Part(name, partial(installed.library, name, module)) for name, module in libraries.items()),
         Part("configurations", installed.configurations),
         Part("runs folder", partial(installed.writable, runs_dir)),
-        Part("training on cpu", partial(installed.training, "cpu")),
+        Part("training on cpu", partial(devices.training, "cpu")),
     ]
 
 
 def _optional() -> list[Part]:
     """What only some configurations need, beside a GPU."""
     return [
-        Part("bitsandbytes", installed.four_bit, required=False),
+        Part("bitsandbytes", devices.four_bit, required=False),
         Part("model cache", installed.model_cache, required=False),
         Part("alfworld games", installed.alfworld_games, required=False),
         *(Part(name, partial(installed.extra, name), required=False) for name in installed.EXTRAS),

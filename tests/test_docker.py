@@ -191,27 +191,30 @@ def call(name: str, *args: str, folder: Path, env: dict[str, str]) -> list[str]:
     return (folder / "calls").read_text().splitlines()
 
 
-def accepted(command: str, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
-    """The options of the `fit` in a command line, which the parser must accept."""
+def options_of(command: str) -> dict[str, str]:
+    return dict(re.findall(r"--(\S+?)[= ](\S+)", command))
+
+
+def check_fit(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The parser must accept the `fit` in a command line."""
     args = shlex.split(command.partition(" fit ")[2])
     capsys.readouterr()
     with pytest.raises(SystemExit) as end:
         __main__.main(["fit", *args, "--print_config"])
     assert end.value.code == 0, (command, capsys.readouterr().err)
-    return dict(re.findall(r"--(\S+?)[= ](\S+)", command))
 
 
-def test_the_rented_node_goes_on_and_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_rented_node_goes_on_and_ends(tmp_path: Path) -> None:
     env = stand_in(tmp_path, "docker")
     first = call("rented_node.sh", "one", "--config", "alfworld.yaml", folder=tmp_path, env=env)
     assert [line.split()[1] for line in first] == ["image", "run", "run"]
     assert first[1].endswith(" gigpo-lightning check")
     assert f"--volume {tmp_path}/runs:/workspace/runs" in first[2] and "--gpus all" in first[2]
-    options = accepted(first[2], capsys)
+    options = options_of(first[2])
     assert options["trainer.default_root_dir"] == "runs/one" and "ckpt_path" not in options
     (tmp_path / "runs" / "one").mkdir()
     again = call("rented_node.sh", "one", "--config", "alfworld.yaml", folder=tmp_path, env=env)
-    assert accepted(again[2], capsys)["ckpt_path"] == "last"
+    assert options_of(again[2])["ckpt_path"] == "last"
     (tmp_path / "runs" / "one" / "results.json").touch()
     finished = call("rented_node.sh", "one", "--config", "alfworld.yaml", folder=tmp_path, env=env)
     assert [line.split()[1] for line in finished] == ["image", "run"], "the check only"
@@ -227,34 +230,43 @@ def test_torchrun_starts_the_processes_and_goes_on(tmp_path: Path, capsys: pytes
     env = stand_in(tmp_path, "torchrun")
     (first,) = call("torchrun.sh", "one", "2", "--config", "alfworld.yaml", folder=tmp_path, env=env)
     assert first.startswith("torchrun --standalone --nproc-per-node 2 -m gigpo_lightning fit ")
-    options = accepted(first, capsys)
+    check_fit(first, capsys)
+    options = options_of(first)
     assert (options["trainer.devices"], options["trainer.strategy"]) == ("2", "ddp") and "ckpt_path" not in options
     (tmp_path / "runs" / "one").mkdir(parents=True)
     (again,) = call("torchrun.sh", "one", "2", "--config", "alfworld.yaml", folder=tmp_path, env=env)
-    assert accepted(again, capsys)["ckpt_path"] == "last"
+    assert options_of(again)["ckpt_path"] == "last"
 
 
-def test_the_slurm_job_puts_itself_back_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The signal comes while `srun` is running; what it started is ended by SLURM, here by a time limit of its own."""
-    env = stand_in(tmp_path, "srun", "scontrol", then='[ "${0##*/}" = scontrol ] || sleep 5')
+@pytest.mark.parametrize("resumed", [False, True])
+def test_the_slurm_job_puts_itself_back_and_goes_on(
+    resumed: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The signal is answered while `srun` is running, which SLURM ends, not the script."""
+    ending = f'[ "${{0##*/}}" = scontrol ] || {{ sleep 20; touch {tmp_path}/ended; }}'
+    env = stand_in(tmp_path, "srun", "scontrol", then=ending)
     env |= {"SLURM_JOB_ID": "7", "SLURM_NNODES": "1", "SLURM_NTASKS_PER_NODE": "2"}
+    if resumed:
+        (tmp_path / "runs" / "slurm-7").mkdir(parents=True)
     script = ["bash", str(ROOT / "examples" / "slurm.sbatch"), "--config", "alfworld.yaml"]
-    for resumed in (False, True):
-        (tmp_path / "calls").unlink(missing_ok=True)
-        with subprocess.Popen(script, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL) as job:
-            deadline = time.monotonic() + 20
-            while not (tmp_path / "calls").exists() and time.monotonic() < deadline:
-                time.sleep(0.05)
-            job.send_signal(signal.SIGUSR1)
-            job.wait(timeout=20)
-        started, requeued = (tmp_path / "calls").read_text().splitlines()
-        assert requeued == "scontrol requeue 7"
-        assert started.startswith("srun python -m gigpo_lightning fit ")
-        options = accepted(started, capsys)
-        assert options["trainer.default_root_dir"] == "runs/slurm-7"
-        assert (options["trainer.num_nodes"], options["trainer.devices"]) == ("1", "2")
-        assert options.get("ckpt_path") == ("last" if resumed else None)
-        (tmp_path / "runs" / "slurm-7").mkdir(parents=True, exist_ok=True)
+    with subprocess.Popen(script, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL, start_new_session=True) as job:
+        deadline = time.monotonic() + 15
+        while not (tmp_path / "calls").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        job.send_signal(signal.SIGUSR1)
+        job.wait(timeout=60)
+        ended = (tmp_path / "ended").exists()
+        os.killpg(job.pid, signal.SIGKILL)
+    assert not ended
+    started, requeued = (tmp_path / "calls").read_text().splitlines()
+    assert requeued == "scontrol requeue 7"
+    assert started.startswith("srun python -m gigpo_lightning fit ")
+    options = options_of(started)
+    assert options["trainer.default_root_dir"] == "runs/slurm-7"
+    assert (options["trainer.num_nodes"], options["trainer.devices"]) == ("1", "2")
+    assert options.get("ckpt_path") == ("last" if resumed else None)
+    if not resumed:
+        check_fit(started, capsys)
 
 
 def test_the_options_of_the_slurm_job_stand_before_its_first_command() -> None:
@@ -283,7 +295,7 @@ def test_the_commands_shown_can_be_read_and_are_accepted(capsys: pytest.CaptureF
         subprocess.run(["bash", "-n"], input=block, text=True, check=True)
         words = block.replace("\\\n", " ")
         if " fit " in words:
-            accepted(words, capsys)
+            check_fit(words, capsys)
             fitted += 1
         for script in re.findall(r"examples/\S+", words):
             assert (ROOT / script).is_file()

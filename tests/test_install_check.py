@@ -19,6 +19,7 @@ import torch
 import gigpo_lightning
 from gigpo_lightning import __main__
 from gigpo_lightning import cli_install_check as check
+from gigpo_lightning import cli_install_devices as devices
 from gigpo_lightning import cli_install_parts as installed
 from gigpo_lightning.cli_install_parts import Problem
 
@@ -35,8 +36,8 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves out the two slowest parts, for tests of the others."""
-    monkeypatch.setattr(installed, "training", lambda accelerator: "left out")
-    monkeypatch.setattr(installed, "four_bit", lambda: "left out")
+    monkeypatch.setattr(devices, "training", lambda accelerator: "left out")
+    monkeypatch.setattr(devices, "four_bit", lambda: "left out")
 
 
 def versions(monkeypatch: pytest.MonkeyPatch, changed: dict[str, str | None]) -> None:
@@ -73,7 +74,7 @@ def test_json_is_all_that_is_printed(capsys: pytest.CaptureFixture[str], monkeyp
         print("hello from a package")
         return "left out"
 
-    monkeypatch.setattr(installed, "training", chatty)
+    monkeypatch.setattr(devices, "training", chatty)
     assert __main__.main(["check", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["ok"] is True and printed["version"] == gigpo_lightning.__version__
@@ -255,18 +256,18 @@ def a_gpu(monkeypatch: pytest.MonkeyPatch, bf16: bool, product: Callable[[torch.
 )
 def test_a_gpu_is_described(driver: str | None, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     a_gpu(monkeypatch, bf16=True, product=lambda ones: ones)
-    monkeypatch.setattr(installed, "_DRIVER", tmp_path / "version")
+    monkeypatch.setattr(devices, "_DRIVER", tmp_path / "version")
     if driver is not None:
         (tmp_path / "version").write_text(driver)
-    assert installed.gpus() == f"A100, 80 GiB, bf16; CUDA 13.0{shown}"
+    assert devices.gpus() == f"A100, 80 GiB, bf16; CUDA 13.0{shown}"
 
 
 def test_a_gpu_without_bf16_says_so_and_one_that_computes_wrongly_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     a_gpu(monkeypatch, bf16=False, product=lambda ones: ones)
-    assert "80 GiB, no bf16" in installed.gpus()
+    assert "80 GiB, no bf16" in devices.gpus()
     a_gpu(monkeypatch, bf16=False, product=lambda ones: ones * 2)
     with pytest.raises(Problem, match="a product of matrices is wrong"):
-        installed.gpus()
+        devices.gpus()
 
 
 @pytest.mark.usefixtures("no_training")
@@ -279,7 +280,7 @@ def test_a_gpu_is_trained_on_and_need_not_work(
         return "left out"
 
     a_gpu(monkeypatch, bf16=True, product=lambda ones: ones)
-    monkeypatch.setattr(installed, "training", training)
+    monkeypatch.setattr(devices, "training", training)
     assert __main__.main(["check"]) == 0
     assert "failed   training on gpu     RuntimeError: CUDA error: no kernel image" in capsys.readouterr().out
 
@@ -288,7 +289,7 @@ def test_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", None)
     with pytest.raises(Problem, match="built for the CPU") as problem:
-        installed.gpus()
+        devices.gpus()
     assert problem.value.state == "missing"
 
     def init() -> None:
@@ -297,26 +298,26 @@ def test_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "init", init)
     with pytest.raises(Problem, match=r"^Found no NVIDIA driver on your system$") as problem:
-        installed.gpus()
+        devices.gpus()
     assert "CUDA 13.0" in problem.value.advice and "--gpus all" in problem.value.advice
 
 
 def test_four_bit_weights_work_are_missing_or_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     bitsandbytes = pytest.importorskip("bitsandbytes")
-    assert installed.four_bit().endswith("4 bit works on " + ("cuda" if torch.cuda.is_available() else "cpu"))
+    assert devices.four_bit().endswith("4 bit works on " + ("cuda" if torch.cuda.is_available() else "cpu"))
     monkeypatch.setattr(bitsandbytes.nn.Linear4bit, "forward", lambda layer, inputs: torch.zeros(len(inputs), 64))
     with pytest.raises(Problem, match="are 100% off"):
-        installed.four_bit()
+        devices.four_bit()
     versions(monkeypatch, {"bitsandbytes": None})
     with pytest.raises(Problem, match="not installed") as problem:
-        installed.four_bit()
+        devices.four_bit()
     assert problem.value.state == "missing"
 
 
 def test_training_must_change_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.optim, "AdamW", lambda parameters, **options: torch.optim.SGD(parameters, lr=0.0))
     with pytest.raises(Problem, match="left the weights as they were"):
-        installed.training("cpu")
+        devices.training("cpu")
 
 
 def test_training_must_leave_finite_weights(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,7 +326,7 @@ def test_training_must_leave_finite_weights(monkeypatch: pytest.MonkeyPatch) -> 
             self.param_groups[0]["params"][0].data.fill_(float("nan"))
 
     monkeypatch.setattr(torch.optim, "AdamW", lambda parameters, **options: Broken(parameters, lr=0.1))
-    finding = check.Part("training on cpu", lambda: installed.training("cpu")).examine()
+    finding = check.Part("training on cpu", lambda: devices.training("cpu")).examine()
     assert finding.state == "failed" and "not finite" in finding.detail
 
 
@@ -333,4 +334,4 @@ def test_training_is_one_process_inside_a_clusters_job(monkeypatch: pytest.Monke
     """A launcher that started several processes has set these; Lightning would wait for the others."""
     for name, value in {"SLURM_NTASKS": "2", "SLURM_JOB_NAME": "job", "SLURM_JOB_ID": "1", "SLURM_PROCID": "1"}.items():
         monkeypatch.setenv(name, value)
-    assert "1 update" in installed.training("cpu")
+    assert "1 update" in devices.training("cpu")
