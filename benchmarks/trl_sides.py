@@ -56,11 +56,11 @@ def make_completions(options: argparse.Namespace, words: int) -> Completions:
     return Completions(prompts, [ids(options.completion) for _ in range(n)], rng.random(n).tolist(), options.members)
 
 
-def make_model(folder: Path) -> None:
+def make_model(folder: Path, words: int) -> None:
     """Write a small Llama with random weights, and a tokenizer that TRL wants to see."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=20_480,
+        vocab_size=words,
         hidden_size=256,
         num_hidden_layers=4,
         num_attention_heads=4,

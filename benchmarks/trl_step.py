@@ -1,12 +1,11 @@
 """A GRPO step beside the one of TRL's GRPOTrainer: same model, prompts, completions and rewards.
 
     pip install trl datasets pandas   # not needed by the package; measured with trl 1.16.0
-    python -m benchmarks.trl_step [--model FOLDER] [--groups 4] [--members 4] [--prompt 32 160] [--completion 16 96]
-        [--max_tokens 8192] [--move 0.2] [--repeats 5] [--threads 1] [--out FILE.json]
+    python -m benchmarks.trl_step [--model FOLDER | --words 20480] [--groups 4] [--members 4] [--prompt 32 160]
+        [--completion 16 96] [--max_tokens 8192] [--move 0.05] [--repeats 5] [--threads 1] [--out FILE.json]
 
 Both policies are the same step away from the sampling policy, which is also the reference, so that some ratios are
-clipped and the KL is not 0. Without `--model` the model is a Llama of 4 layers × 256 with 20,480 words and random
-weights.
+clipped and the KL is not 0. Without `--model` the model is a Llama of 4 layers × 256 with random weights.
 
 Shown are the differences of loss, advantages and gradient, for three ways of averaging, and seconds of processor time
 of a step (forward, backward, AdamW), without KL and with the reference's log-probs computed anew; the two take turns,
@@ -122,12 +121,13 @@ def main(argv: Sequence[str]) -> None:
     """Print the figures, and write them where asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="folder of a model; default: a random one of 4 layers × 256")
+    parser.add_argument("--words", type=int, default=20_480, help="vocabulary of the random model")
     parser.add_argument("--groups", type=int, default=4)
     parser.add_argument("--members", type=int, default=4)
     parser.add_argument("--prompt", type=int, nargs=2, default=[32, 160], help="shortest and longest, in tokens")
     parser.add_argument("--completion", type=int, nargs=2, default=[16, 96], help="shortest and longest, in tokens")
     parser.add_argument("--max_tokens", type=int, default=8192, help="of our micro-batches; TRL takes all rows at once")
-    parser.add_argument("--move", type=float, default=0.2, help="step from the sampling policy, in spreads of weights")
+    parser.add_argument("--move", type=float, default=0.05, help="step from the sampling policy, in spreads of weights")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, help="write the figures here, as JSON")
@@ -135,7 +135,7 @@ def main(argv: Sequence[str]) -> None:
     torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as folder:
         if options.model is None:
-            make_model(Path(folder))
+            make_model(Path(folder), options.words)
         figures = run(options, options.model or folder)
     show(figures)
     if options.out:
