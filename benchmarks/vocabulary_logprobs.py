@@ -11,7 +11,8 @@ Forward and backward from given hidden states, with a frozen and with a trained 
 
 Memory: every case in a process of its own, the highest resident size beyond that after making inputs, the gradients
 that are asked for included. Time: seconds of processor time, ways taking turns in one process, best of `--repeats`.
-Gradients: largest difference to `plain`, relative to the largest entry.
+Gradients (of the hidden states, and of a trained weight): largest error of those of 64 tokens against float64, relative
+to the largest entry.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ from gigpo_lightning.functional.vocabulary import vocabulary_logprobs
 
 TEMPERATURE = 0.9
 HEADS = ("frozen", "trained")
+EXACT_TOKENS = 64
+Inputs = tuple[Tensor, Tensor, Tensor]
 Way = Callable[[Tensor, Tensor, Tensor], TokenLogprobs]
 WAYS: dict[str, Way] = {
     "plain": lambda h, w, ids: constrained_logprobs(linear(h.float(), w.float()), ids, temperature=TEMPERATURE),
@@ -44,7 +47,7 @@ WAYS: dict[str, Way] = {
 }
 
 
-def make(options: argparse.Namespace, head: str) -> tuple[Tensor, Tensor, Tensor]:
+def make(options: argparse.Namespace, head: str) -> Inputs:
     """Hidden states, weight and tokens; scores of standard deviation 3, as a trained model's."""
     random = torch.Generator().manual_seed(0)
     kind = getattr(torch, options.dtype)
@@ -54,7 +57,7 @@ def make(options: argparse.Namespace, head: str) -> tuple[Tensor, Tensor, Tensor
     return hidden.requires_grad_(), weight.requires_grad_(head == "trained"), token_ids
 
 
-def step(way: Way, inputs: tuple[Tensor, Tensor, Tensor]) -> list[Tensor]:
+def step(way: Way, inputs: Inputs) -> list[Tensor]:
     """One forward and backward pass; the gradients."""
     found = way(*inputs)
     (found.logprobs.mean() + 0.1 * found.entropy.mean()).backward()
@@ -86,23 +89,31 @@ def memory_of(argv: Sequence[str], head: str, name: str) -> float:
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
-def time_and_compare(options: argparse.Namespace, head: str, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Seconds of processor time, and differences of the gradients, by way."""
-    inputs = make(options, head)
-    rows: dict[str, dict[str, Any]] = {name: {"seconds": float("inf"), "differences": []} for name in names}
-    wanted: list[Tensor] = []
-    for repeat in range(options.repeats):
+def time_of(inputs: Inputs, names: Sequence[str], repeats: int) -> dict[str, float]:
+    """Seconds of processor time of a step by way."""
+    seconds = dict.fromkeys(names, float("inf"))
+    for _ in range(repeats):
         for name in names:
             begin = time.process_time()
-            gradients = step(WAYS[name], inputs)
-            rows[name]["seconds"] = min(rows[name]["seconds"], time.process_time() - begin)
-            if repeat == 0:
-                wanted = wanted or gradients  # those of `plain`, the first way
-                rows[name]["differences"] = [
-                    float((a.float() - b.float()).abs().max() / b.float().abs().max())
-                    for a, b in zip(gradients, wanted, strict=True)
-                ]
-    return rows
+            step(WAYS[name], inputs)
+            seconds[name] = min(seconds[name], time.process_time() - begin)
+    return seconds
+
+
+def errors_of(inputs: Inputs, names: Sequence[str]) -> dict[str, list[float]]:
+    """Relative errors of the gradients of a few tokens against float64, by way."""
+    some = (inputs[0][:EXACT_TOKENS].detach().requires_grad_(), inputs[1], inputs[2][:EXACT_TOKENS])
+    twice = [leaf.detach().double().requires_grad_(leaf.requires_grad) for leaf in some[:2]]
+    exact = step(_exact, (twice[0], twice[1], some[2]))
+    return {
+        name: [float((a - b).abs().max() / b.abs().max()) for a, b in zip(step(WAYS[name], some), exact, strict=True)]
+        for name in names
+    }
+
+
+def _exact(hidden: Tensor, weight: Tensor, token_ids: Tensor) -> TokenLogprobs:
+    log_p = torch.log_softmax(linear(hidden, weight) / TEMPERATURE, -1)
+    return TokenLogprobs(log_p.gather(1, token_ids[:, None])[:, 0], -(log_p.exp() * log_p).sum(1))
 
 
 def main(argv: Sequence[str]) -> None:
@@ -124,16 +135,18 @@ def main(argv: Sequence[str]) -> None:
     names = [name for name in WAYS if name != "plain_low" or options.dtype == "bfloat16"]
     rows = []
     print(f"{options.tokens} tokens, {options.words} words, hidden {options.hidden}, {options.dtype}")
-    print(f"{'head':8} {'way':10} {'MiB':>8} {'ratio':>6} {'seconds':>8} {'ratio':>6}  differences of gradients")
+    print(f"{'head':8} {'way':10} {'MiB':>8} {'ratio':>6} {'seconds':>8} {'ratio':>6}  errors of gradients")
     for head in HEADS:
-        found = time_and_compare(options, head, names)
+        inputs = make(options, head)
+        errors, seconds = errors_of(inputs, names), time_of(inputs, names, options.repeats)
+        mib = {name: memory_of(argv, head, name) for name in names}
         for name in names:
-            found[name]["mib"] = memory_of(argv, head, name)
-            row = {"head": head, "way": name, **found[name]}
-            row |= {f"{k}_ratio": row[k] / found["plain"][k] for k in ("mib", "seconds")}
+            row: dict[str, Any] = {"head": head, "way": name, "mib": mib[name], "seconds": seconds[name]}
+            row |= {"mib_ratio": mib[name] / mib["plain"], "seconds_ratio": seconds[name] / seconds["plain"]}
+            row["gradient_errors"] = errors[name]
             rows.append(row)
             figures = f"{row['mib']:8.0f} {row['mib_ratio']:6.3f} {row['seconds']:8.2f} {row['seconds_ratio']:6.2f}"
-            print(f"{head:8} {name:10} {figures}  {', '.join(f'{d:.1e}' for d in row['differences'])}", flush=True)
+            print(f"{head:8} {name:10} {figures}  {', '.join(f'{d:.1e}' for d in row['gradient_errors'])}", flush=True)
     if options.out:
         sizes = {name: getattr(options, name) for name in ("tokens", "words", "hidden", "dtype", "repeats", "threads")}
         where = machine(argparse.Namespace(jobs=1, threads=options.threads))

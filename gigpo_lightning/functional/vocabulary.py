@@ -131,7 +131,7 @@ class _Sums:
     def result(self) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probabilities, entropies and log Σ exp z, each [N]."""
         log_total = self.total.log()
-        # highest and log Σ are taken off one after the other: a token of probability 1 gets exactly 0
+        # Taken off one after the other: in their sum, what a nearly certain token lacks to log 1 would be rounded away.
         logprobs = self.own - self.highest - log_total
         return logprobs, log_total - self.moment / self.total, self.highest + log_total
 
@@ -195,21 +195,18 @@ class _VocabularyLogprobs(torch.autograd.Function):
             logprobs, entropy, logsumexp = sums.result()
         ctx.save_for_backward(hidden, weight, bias, token_ids, entropy, logsumexp, *kept)
         ctx.temperature, ctx.chunk = temperature, chunk
-        ctx.set_materialize_grads(False)
         return logprobs, entropy
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_logprobs: Tensor | None, d_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, d_logprobs: Tensor, d_entropy: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, token_ids, entropy, logsumexp, *kept = ctx.saved_tensors
         with torch.autocast(hidden.device.type, enabled=False):
             scores = _Scores(hidden, weight, bias, ctx.temperature, ctx.chunk)
             first, second = scores.buffer(), scores.buffer()
             sums = _Gradients(scores, hidden, ctx.needs_input_grad)
             # ∂ log p(a) / ∂z_b = δ_ab − p_b and ∂H / ∂z_b = −p_b (log p_b + H): δ · own − p_b (flat + steep · log p_b)
-            zero = torch.zeros_like(entropy)
-            own = zero if d_logprobs is None else d_logprobs / ctx.temperature
-            steep = zero if d_entropy is None else d_entropy / ctx.temperature
+            own, steep = d_logprobs / ctx.temperature, d_entropy / ctx.temperature
             flat = own + steep * entropy
             for i, (rows, words, block) in enumerate(scores.tiles()):
                 tile = kept[i] if i < len(kept) else scores.make(rows, words, block, first)
@@ -218,7 +215,7 @@ class _VocabularyLogprobs(torch.autograd.Function):
                 factor = torch.addcmul(flat[rows].unsqueeze(1), steep[rows].unsqueeze(1), log_p, out=log_p)
                 column, inside = _column(token_ids[rows], words)
                 gradient = p.mul_(factor).neg_()
-                gradient.scatter_add_(1, column, torch.where(inside, own[rows], zero[rows]).unsqueeze(1))
+                gradient.scatter_add_(1, column, torch.where(inside, own[rows], 0.0).unsqueeze(1))
                 sums.add(rows, words, block, gradient)
         d_hidden = None if sums.hidden is None else sums.hidden.to(hidden.dtype)
         d_bias = None if sums.bias is None or bias is None else sums.bias.to(bias.dtype)
@@ -251,9 +248,9 @@ def _sums_in_float32(device: torch.device) -> bool:
     """Whether the device multiplies bfloat16 matrices into a float32 one; not every version of torch offers it."""
     if device.type != "cuda":
         return False
-    a = torch.ones(16, 16, dtype=torch.bfloat16, device=device)
+    a, out = (torch.ones(16, 16, dtype=dtype, device=device) for dtype in (torch.bfloat16, torch.float32))
     try:
-        torch.mm(a, a, out_dtype=torch.float32)
+        torch.mm(a, a, out_dtype=torch.float32, out=out)
     except (NotImplementedError, RuntimeError, TypeError):
         return False
     return True
