@@ -29,6 +29,7 @@ from gigpo_lightning.rollout.collector import EpisodeJob
 from gigpo_lightning.rollout.evaluation import EvaluationBatch, outcomes, summarise
 from gigpo_lightning.rollout.options import check_loss, check_updates
 from gigpo_lightning.rollout.transcript import transcript
+from gigpo_lightning.sharding import own_part, shard, whole
 from gigpo_lightning.update import LossFigures, LossRule, padding
 
 OptimizerFactory = Callable[[Iterable[Tensor]], Optimizer]
@@ -92,6 +93,9 @@ class GiGPOModule(pl.LightningModule):
         fitting = self.trainer.state.fn == TrainerFn.FITTING
         if fitting and self.loss.kl_coef > 0 and self.reference is None:
             self.reference = self.policy.make_reference()
+        if self.device_mesh is not None:
+            for policy in [p for p in (self.policy, self.reference) if p is not None]:
+                shard(policy, self.device_mesh["data_parallel"])
 
     def renew_reference(self) -> None:
         """Take the present policy as the reference: reinforcement starts here. One without a copy stays what it was."""
@@ -121,7 +125,7 @@ class GiGPOModule(pl.LightningModule):
         if batch_idx > 0:  # the weights are no longer those that sampled
             figures.pop("loss/mismatch", None)
         norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.gradient_clip or float("inf"))
-        figures["loss/gradient_norm"] = norm.detach()
+        figures["loss/gradient_norm"] = whole(norm.detach())
         if self._finite(figures):
             optimizer.step()
             self._check_weights()
@@ -201,7 +205,8 @@ class GiGPOModule(pl.LightningModule):
         Raises:
             ValueError: A weight is not finite.
         """
-        if not_finite(self.policy.named_parameters()):
+        broken = not_finite((name, own_part(weight)) for name, weight in self.policy.named_parameters())
+        if self._reduce(torch.tensor(float(bool(broken)), dtype=torch.float32), "max"):
             raise ValueError(
                 "model.optimizer: the step made weights that are not finite; lower the learning rate, or check "
                 f"lr_scheduler; {self._last_checkpoint()}"

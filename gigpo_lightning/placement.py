@@ -15,9 +15,12 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch.plugins.precision import HalfPrecision, MixedPrecision, Precision
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-_TRAINING = (SingleDeviceStrategy, DDPStrategy)
+from gigpo_lightning.sharding import FullyShardedStrategy
+
+_TRAINING = (SingleDeviceStrategy, DDPStrategy, FullyShardedStrategy)
 # Large enough for the optimisers of bitsandbytes to keep its state in 8 bits.
 _TRIAL_WEIGHTS = 8192
 
@@ -48,7 +51,7 @@ def check_strategy(strategy: Strategy) -> None:
     if type(strategy) not in _TRAINING:
         raise ValueError(
             f"trainer.strategy: {type(strategy).__name__} cannot train this module, whose optimisation is manual and "
-            "which calls parts of the model; choose ddp, or auto on one device"
+            "which calls parts of the model; choose ddp or fsdp2, or auto on one device"
         )
 
 
@@ -96,6 +99,11 @@ def check_optimizer(optimizer: Optimizer, make: Callable[[Iterable[Tensor]], Opt
     """
     if not type(optimizer).__module__.startswith("bitsandbytes"):
         return
+    if any(isinstance(p, DTensor) for group in optimizer.param_groups for p in group["params"]):
+        raise ValueError(
+            f"model.optimizer: {type(optimizer).__name__} of bitsandbytes cannot train weights that are spread over "
+            "processes; take torch.optim.AdamW, or the strategy ddp"
+        )
     weight = torch.nn.Parameter(torch.zeros(_TRIAL_WEIGHTS, device=device))
     weight.grad = torch.ones_like(weight)
     try:

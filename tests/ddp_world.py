@@ -16,13 +16,16 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from torch.distributed.tensor import DTensor
 
 from gigpo_lightning import __main__
 from gigpo_lightning.batch import Minibatch, cut_by_tokens
+from gigpo_lightning.callbacks.checkpoint import IterationCheckpoint
 from gigpo_lightning.datamodule import RolloutDataModule
 from gigpo_lightning.module import GiGPOModule
 from gigpo_lightning.rollout.store import RolloutStore
-from tests.toy_run import make_data, make_policy, make_trainer
+from gigpo_lightning.sharding import FullyShardedStrategy, whole
+from tests.toy_run import fit, make_data, make_policy, make_trainer
 
 CLIP = {"clip_low": 0.1, "clip_high": 0.1, "kl_coef": 0.1, "gradient_clip": None}
 
@@ -71,6 +74,7 @@ def _child(folder: str, rank: int, port: int, target: Callable[..., None], args:
         "MASTER_PORT": str(port),
         "TORCHELASTIC_RUN_ID": "test",
     }
+    torch.set_num_threads(1)  # two processes share few cores
     target(*args)
 
 
@@ -107,7 +111,7 @@ class Recorder(torch.optim.SGD):
     def step(self, closure: Any = None) -> None:
         if closure is not None:
             closure()
-        every = [p.grad for group in self.param_groups for p in group["params"]]
+        every = [whole(p.grad) for group in self.param_groups for p in group["params"]]
         type(self).gradient = torch.cat([g.flatten() for g in every]).detach().clone()
 
 
@@ -120,7 +124,7 @@ class Figures(GiGPOModule):
         self.seen = {name: float(value) for name, value in dictionary.items()}
 
 
-def gradient(rows: list[int], max_tokens: int, strategy: str, **model: Any) -> dict[str, Any]:
+def gradient(rows: list[int], max_tokens: int, strategy: Any, **model: Any) -> dict[str, Any]:
     """Gradient and figures of one update on these rows of `played.arrow`, which another policy played."""
     store = RolloutStore(Path("played.arrow"))
     cuts = cut_by_tokens([int(store.token_counts[row]) for row in rows], max_tokens)
@@ -134,13 +138,27 @@ def gradient(rows: list[int], max_tokens: int, strategy: str, **model: Any) -> d
     module.reference.requires_grad_(False)
     given = Given(data.tasks, groups=2, members=2, passes=1, minibatches=1, entropy_coef=0.1)
     given.minibatch = Minibatch(micro, 1.3)
-    devices = {"devices": 2 if strategy == "ddp" else 1, "strategy": strategy}
+    devices = {"devices": 1 if strategy == "auto" else 2, "strategy": strategy}
     make_trainer(Path("root"), logger=False, **devices).fit(module, datamodule=given)
     return {"gradient": Recorder.gradient, "figures": module.seen, "micro_batches": len(micro)}
 
 
-def gradients(cases: dict[str, tuple[list[list[int]], dict[str, Any]]]) -> None:
-    """Both processes' part of every case; each writes `<case>-<rank>.pt`."""
+def gradients(cases: dict[str, tuple[list[list[int]], dict[str, Any]]], *strategies: str) -> None:
+    """Both processes' part of every case; each writes `<strategy>-<case>-<rank>.pt`."""
     rank = int(os.environ["RANK"])
-    for name, (shares, model) in cases.items():
-        torch.save(gradient(shares[rank], 60, "ddp", **model), f"{name}-{rank}.pt")
+    for kind in strategies:
+        for name, (shares, model) in cases.items():
+            strategy = FullyShardedStrategy() if kind == "fsdp" else kind
+            torch.save(gradient(shares[rank], 60, strategy, **model), f"{kind}-{name}-{rank}.pt")
+
+
+def sharded_runs() -> None:
+    """Three iterations with spread weights, whole and resumed after two; the same on DDP. Folders name the runs."""
+    model = {"aggregation": "turn", "kl_coef": 0.1}
+    for name, epochs in (("whole", 3), ("cut", 2), ("cut", 3), ("ddp", 3)):
+        last = Path(name) / "checkpoints/last.ckpt"
+        strategy: Any = "ddp" if name == "ddp" else FullyShardedStrategy()
+        path = str(last) if last.exists() else None
+        _, module, _ = fit(Path(name), epochs, [IterationCheckpoint()], None, model, path, devices=2, strategy=strategy)
+        spread = {isinstance(parameter, DTensor) for parameter in module.policy.parameters()}
+        assert spread == {name != "ddp"}
