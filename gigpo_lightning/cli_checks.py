@@ -12,7 +12,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 
 def check_options(options: Mapping[str, Any], callbacks: Sequence[pl.Callback]) -> None:
-    """Refuse numbers that a run cannot work with, and two limits of its time.
+    """Refuse numbers and strategies that a run cannot work with, and two limits of its time.
 
     Args:
         options: The options of the trainer.
@@ -26,6 +26,12 @@ def check_options(options: Mapping[str, Any], callbacks: Sequence[pl.Callback]) 
         raise ValueError(
             f"trainer.check_val_every_n_epoch={every}: must be at least 1; --trainer.limit_val_batches=0 leaves the "
             "validation out"
+        )
+    strategy = options.get("strategy")
+    if isinstance(strategy, str) and any(way in strategy for way in ("spawn", "fork", "notebook")):
+        raise ValueError(
+            f"trainer.strategy={strategy}: such processes end with the training, and the evaluation after it would be "
+            "left out; choose ddp"
         )
     if options.get("max_time") is not None and any(isinstance(callback, Timer) for callback in callbacks):
         raise ValueError(

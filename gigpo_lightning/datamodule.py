@@ -114,9 +114,8 @@ class RolloutDataModule(pl.LightningDataModule):
         self.rollout_dir, self.keep_rollouts, self.seed = rollout_dir, keep_rollouts, seed
         self.given = {"lam": lam, "temperature": temperature, "entropy_coef": entropy_coef}
         self.controls = Controls()
-        for control, given in self.given.items():
-            if given is not None:
-                setattr(self.controls, control, given)
+        for control in [name for name, given in self.given.items() if given is not None]:
+            setattr(self.controls, control, self.given[control])
         self.iteration = 0
         self._reached: str | None = None  # the stage of the restored checkpoint
         self.report = RolloutReport()
@@ -210,9 +209,10 @@ class RolloutDataModule(pl.LightningDataModule):
         rank, iteration = self.trainer.global_rank, self.iteration
         self.iteration += 1
         folder = Path(self.rollout_dir or Path(self.trainer.log_dir or self.trainer.default_root_dir) / "rollouts")
-        world = self.trainer.world_size
         store, self.report = run_iteration(
-            IterationSpec(iteration, self.groups, self.members, self.seed, rank, world, self.transcripts),
+            IterationSpec(
+                iteration, self.groups, self.members, self.seed, rank, self.trainer.world_size, self.transcripts
+            ),
             self.controls,
             self.stage,
             self.stage_tasks,

@@ -13,11 +13,14 @@ from typing import Any
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch.plugins.precision import HalfPrecision, MixedPrecision, Precision
-from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy, Strategy
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-_TRAINING = (SingleDeviceStrategy, DDPStrategy)
+from gigpo_lightning.sharding import FullyShardedStrategy
+
+_TRAINING = (SingleDeviceStrategy, DDPStrategy, FullyShardedStrategy)
 # Large enough for the optimisers of bitsandbytes to keep its state in 8 bits.
 _TRIAL_WEIGHTS = 8192
 
@@ -44,28 +47,11 @@ def check_strategy(strategy: Strategy) -> None:
     Raises:
         ValueError: The message names what can be chosen.
     """
-    if type(strategy) is ModelParallelStrategy:
-        _check_sharding(strategy)
-        return
     # Not isinstance: DeepSpeed's strategy is a subclass of DDP's, but has gradients of its own.
     if type(strategy) not in _TRAINING:
         raise ValueError(
             f"trainer.strategy: {type(strategy).__name__} cannot train this module, whose optimisation is manual and "
-            "which calls parts of the model; choose ddp, ModelParallelStrategy (FSDP2), or auto on one device"
-        )
-
-
-def _check_sharding(strategy: ModelParallelStrategy) -> None:
-    """Refuse tensor parallelism, which the policies do not have, and checkpoints that are folders."""
-    parts = strategy.device_mesh["tensor_parallel"].size()
-    if parts > 1:
-        raise ValueError(
-            f"trainer.strategy: tensor_parallel_size={parts}: must be 1, with data_parallel_size the number of all "
-            f"processes, {strategy.world_size}"
-        )
-    if strategy._save_distributed_checkpoint:
-        raise ValueError(
-            "trainer.strategy: save_distributed_checkpoint must be false: a checkpoint is one file, read anywhere"
+            "which calls parts of the model; choose ddp or fsdp2, or auto on one device"
         )
 
 
@@ -113,6 +99,11 @@ def check_optimizer(optimizer: Optimizer, make: Callable[[Iterable[Tensor]], Opt
     """
     if not type(optimizer).__module__.startswith("bitsandbytes"):
         return
+    if any(isinstance(p, DTensor) for group in optimizer.param_groups for p in group["params"]):
+        raise ValueError(
+            f"model.optimizer: {type(optimizer).__name__} of bitsandbytes cannot train weights that are spread over "
+            "processes; take torch.optim.AdamW, or the strategy ddp"
+        )
     weight = torch.nn.Parameter(torch.zeros(_TRIAL_WEIGHTS, device=device))
     weight.grad = torch.ones_like(weight)
     try:

@@ -16,15 +16,16 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.strategies import ModelParallelStrategy
+from torch.distributed.tensor import DTensor
 
 from gigpo_lightning import __main__
 from gigpo_lightning.batch import Minibatch, cut_by_tokens
+from gigpo_lightning.callbacks.checkpoint import IterationCheckpoint
 from gigpo_lightning.datamodule import RolloutDataModule
 from gigpo_lightning.module import GiGPOModule
 from gigpo_lightning.rollout.store import RolloutStore
-from gigpo_lightning.sharding import whole
-from tests.toy_run import make_data, make_policy, make_trainer
+from gigpo_lightning.sharding import FullyShardedStrategy, whole
+from tests.toy_run import fit, make_data, make_policy, make_trainer
 
 CLIP = {"clip_low": 0.1, "clip_high": 0.1, "kl_coef": 0.1, "gradient_clip": None}
 
@@ -73,6 +74,7 @@ def _child(folder: str, rank: int, port: int, target: Callable[..., None], args:
         "MASTER_PORT": str(port),
         "TORCHELASTIC_RUN_ID": "test",
     }
+    torch.set_num_threads(1)  # two processes share few cores
     target(*args)
 
 
@@ -146,5 +148,17 @@ def gradients(cases: dict[str, tuple[list[list[int]], dict[str, Any]]], *strateg
     rank = int(os.environ["RANK"])
     for kind in strategies:
         for name, (shares, model) in cases.items():
-            strategy = ModelParallelStrategy(2, 1, save_distributed_checkpoint=False) if kind == "fsdp" else kind
+            strategy = FullyShardedStrategy() if kind == "fsdp" else kind
             torch.save(gradient(shares[rank], 60, strategy, **model), f"{kind}-{name}-{rank}.pt")
+
+
+def sharded_runs() -> None:
+    """Three iterations with spread weights, whole and resumed after two; the same on DDP. Folders name the runs."""
+    model = {"aggregation": "turn", "kl_coef": 0.1}
+    for name, epochs in (("whole", 3), ("cut", 2), ("cut", 3), ("ddp", 3)):
+        last = Path(name) / "checkpoints/last.ckpt"
+        strategy: Any = "ddp" if name == "ddp" else FullyShardedStrategy()
+        path = str(last) if last.exists() else None
+        _, module, _ = fit(Path(name), epochs, [IterationCheckpoint()], None, model, path, devices=2, strategy=strategy)
+        spread = {isinstance(parameter, DTensor) for parameter in module.policy.parameters()}
+        assert spread == {name != "ddp"}

@@ -80,6 +80,7 @@ def line_refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
         (["--trainer.callbacks+=AnchorLibrary"], ["trainer.callbacks", "AnchorLibrary is listed twice"]),
         (["--trainer.callbacks+=TensorBoardViews"], ["trainer.callbacks", "TensorBoardViews is listed twice"]),
         (["--trainer.precision=16-true"], ["trainer.precision=16-true", "bf16-mixed"]),
+        (["--trainer.strategy=ddp_spawn"], ["trainer.strategy=ddp_spawn", "choose ddp"]),
         (["--trainer.precision=64"], ["trainer.precision=64", "32-true"]),
         (["--trainer.max_time=soon"], ["'soon'", "DD:HH:MM:SS"]),
         (["--trainer.check_val_every_n_epoch=0"], ["trainer.check_val_every_n_epoch=0", "limit_val_batches"]),

@@ -1,4 +1,4 @@
-"""Two processes train as one would: the same gradients, the same weights on both, one run, and a resume to the bit."""
+"""Two processes train as one would, with whole weights (DDP) and with spread ones (FSDP2), and resume to the bit."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from gigpo_lightning.rollout.store import RolloutStore
+from gigpo_lightning.sharding import shard
 from gigpo_lightning.update import padding
-from tests.ddp_world import command, gradient, gradients, said, together
+from tests.ddp_world import command, gradient, gradients, said, sharded_runs, together
 from tests.test_resume import assert_equal
 from tests.toy_run import fit, make_module, make_policy
 from tests.toy_world import BoxTasks
@@ -84,13 +85,15 @@ def test_padding_reaches_every_weight_and_changes_none() -> None:
 
 SMALL = ["--trainer.num_sanity_val_steps=0", "--trainer.check_val_every_n_epoch=1", "--data.members=4"]
 EVALUATION = [f"--data.evaluation.{option}" for option in ("tasks=1", "seeds=1", "greedy=false", "during_fit_tasks=1")]
+EVALUATION.append("--data.evaluation.stages=[first-steps]")
 WITNESS = "--trainer.callbacks+=tests.ddp_world.Witness"
 
 
 def test_alfworld_trains_on_two_devices_from_the_command_line(tmp_path: Path) -> None:
     """Lightning starts the second process by repeating the command."""
     line = [sys.executable, "-m", "gigpo_lightning", "fit", "--config=alfworld.yaml", *SMALL, *EVALUATION, WITNESS]
-    options = ["--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.max_epochs=2", "--data.groups=3"]
+    overlay = ["--config=trainer/ddp.yaml", "--trainer.accelerator=cpu", "--trainer.devices=2"]
+    options = [*overlay, "--trainer.max_epochs=2", "--data.groups=3"]
     done = subprocess.run(
         [*line, *options],
         cwd=tmp_path,
@@ -108,10 +111,16 @@ def test_alfworld_trains_on_two_devices_from_the_command_line(tmp_path: Path) ->
     assert len(list(run.glob("events.out.tfevents.*"))) == 1
     names = sorted(path.name for path in (run / "rollouts").iterdir())
     assert names == [f"iteration_00000{i}_rank{rank}.arrow" for i in range(2) for rank in range(2)]
-    # Three groups of four episodes: two groups on the first process, one on the second.
+    groups = [RolloutStore(run / "rollouts" / name).table.column("group").unique() for name in names]
+    assert [len(numbers) for numbers in groups] == [
+        2,
+        1,
+        2,
+        1,
+    ]  # three groups: two on the first process, one on the other
     assert "iteration 2/2" in done.stdout
     assert done.stdout.count("Training finished") == 1
-    assert len(json.loads((run / "results.json").read_text())["results"]) == 12  # 6 stages × seen, unseen
+    assert len(json.loads((run / "results.json").read_text())["results"]) == 2  # seen, unseen
 
 
 BOXES = """
@@ -188,3 +197,23 @@ def test_fewer_groups_than_processes_are_refused_and_nothing_is_left(tmp_path: P
     assert play(tmp_path, "--trainer.max_epochs=1", "--data.groups=1") == [2, 2], said(tmp_path)
     assert "error: data.groups=1 for 2 processes: each plays whole groups" in (tmp_path / "said-0").read_text()
     assert not (tmp_path / "runs").exists()
+
+
+def test_spread_weights_train_as_whole_ones_and_resume_to_the_bit(tmp_path: Path) -> None:
+    assert together(tmp_path, sharded_runs) == [0, 0], said(tmp_path)
+    name = "checkpoints/iteration=000003.ckpt"
+    whole, cut, ddp = (torch.load(tmp_path / run / name, weights_only=True) for run in ("whole", "cut", "ddp"))
+    for part in ("state_dict", "optimizer_states"):
+        assert_equal(whole[part], cut[part], part)
+    # The file is that of any other strategy: the same names and numbers, but for the order of additions.
+    torch.testing.assert_close(whole["state_dict"], ddp["state_dict"], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(whole["optimizer_states"], ddp["optimizer_states"], rtol=1e-3, atol=1e-5)
+    fit(tmp_path / "alone", 4, model={"aggregation": "turn", "kl_coef": 0.1}, ckpt_path=str(tmp_path / "whole" / name))
+
+
+def test_quantized_weights_are_not_spread() -> None:
+    policy = make_policy()
+    policy.prepare(BoxTasks())
+    policy.register_parameter("packed", torch.nn.Parameter(torch.zeros(2, dtype=torch.uint8), requires_grad=False))
+    with pytest.raises(ValueError, match=r"policy\.quantization: quantized weights \(packed\) cannot be spread"):
+        shard(policy, mesh=None)  # type: ignore[arg-type]
