@@ -178,7 +178,8 @@ class GiGPOModule(pl.LightningModule):
             clip_low=self.clip_low,
             clip_high=self.clip_high,
             dual_clip=self.dual_clip,
-            **share,
+            denominator=denominator,
+            weights=weights if micro.importance is None else weights * micro.importance,
         )
         bonus = entropy_loss(entropy, mask, **share)
         entropy_coef = self.trainer.datamodule.controls.entropy_coef  # type: ignore[attr-defined]
