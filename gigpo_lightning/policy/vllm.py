@@ -19,7 +19,7 @@ from gigpo_lightning.policy.base import BasePolicy
 from gigpo_lightning.policy.causal_lm import CausalLMPolicy
 from gigpo_lightning.policy.engine import Said
 from gigpo_lightning.policy.engine_options import EngineOptions
-from gigpo_lightning.policy.vllm_start import start
+from gigpo_lightning.policy.vllm_start import start, undisturbed
 from gigpo_lightning.policy.vllm_weights import Weights
 
 _SEEDS = 1 << 62
@@ -110,7 +110,7 @@ class VLLMEngine:
         self._end_id = policy.prompt.end_id
         self._llm: Any = None
         self._weights: Weights | None = None
-        self._sleeps = options.sleep and torch.cuda.is_available()
+        self._sleeps = options.sleep and policy.model.device.type == "cuda"
         self._rows: dict[int, _Row] = {}
         self._asked: dict[str, _Row] = {}  # by the number of the request
         self._requests = 0
@@ -119,6 +119,17 @@ class VLLMEngine:
         self.figures: dict[str, float] = {}
 
     def begin(self, slots: int, temperature: float) -> None:
+        with undisturbed():
+            self._be_current()
+        self._temperature = temperature
+        self.tokens = self.shared_tokens = 0
+
+    def _be_current(self) -> None:
+        """Start or wake vLLM, and give it the present weights.
+
+        Raises:
+            RuntimeError: It does not sample from them.
+        """
         if self._llm is None:
             self._llm = start(
                 self._policy,
@@ -135,8 +146,6 @@ class VLLMEngine:
         self._abandon()
         self._weights.hand_over()
         self.figures = {"mismatch/probe": self._weights.prove()}
-        self._temperature = temperature
-        self.tokens = self.shared_tokens = 0
 
     def ask(self, slot: int, token_ids: Sequence[int], answer: Answer, random: np.random.Generator) -> None:
         former = self._rows.get(slot)

@@ -86,14 +86,13 @@ def start(
     if policy.lora is not None:
         rank = next(rank for rank in LORA_RANKS if rank >= policy.lora.r)
         settings.update(enable_lora=True, max_lora_rank=rank, max_loras=1)
-    with _undisturbed():
-        from vllm import EngineArgs, LLMEngine
+    from vllm import EngineArgs, LLMEngine
 
-        try:
-            chosen = EngineArgs(**settings)
-        except TypeError as error:
-            raise ValueError(f"data.engine.args: {error}") from error
-        return LLMEngine.from_engine_args(chosen)
+    try:
+        chosen = EngineArgs(**settings)
+    except TypeError as error:
+        raise ValueError(f"data.engine.args: {error}") from error
+    return LLMEngine.from_engine_args(chosen)
 
 
 def _check(policy: CausalLMPolicy, capacity: int, args: dict[str, Any]) -> None:
@@ -111,11 +110,12 @@ def _check(policy: CausalLMPolicy, capacity: int, args: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
+def undisturbed() -> Iterator[None]:
     """Random numbers and threads of this process are afterwards as they were before."""
     python, arrays = random.getstate(), np.random.get_state()
     threads, set_threads = torch.get_num_threads(), torch.set_num_threads
-    with torch.random.fork_rng():
+    device = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=device):
         yield
     random.setstate(python)
     np.random.set_state(arrays)

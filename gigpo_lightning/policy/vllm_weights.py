@@ -112,7 +112,7 @@ class Weights:
         from vllm import SamplingParams
         from vllm.inputs import tokens_input
 
-        params = SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
+        params = SamplingParams(max_tokens=1, seed=0, prompt_logprobs=0, detokenize=False)
         self._llm.add_request("probe", tokens_input(self._probe), params, lora_request=self.adapter)
         found: list[Any] = []
         while self._llm.has_unfinished_requests():
