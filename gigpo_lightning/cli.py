@@ -22,7 +22,8 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 # Imported for their names: a class that is loaded can be written in YAML without its module.
 import gigpo_lightning.envs.alfworld.tasks
 import gigpo_lightning.policy.causal_lm
-import gigpo_lightning.policy.scratch  # noqa: F401
+import gigpo_lightning.policy.scratch
+import gigpo_lightning.policy.vllm  # noqa: F401
 from gigpo_lightning.callbacks import EvaluationFiles
 from gigpo_lightning.cli_checks import check_callbacks, check_options
 from gigpo_lightning.cli_config import resolve_configs, run_name, saved_config

@@ -19,6 +19,7 @@ from gigpo_lightning.batch import Minibatch
 from gigpo_lightning.curriculum import Stage, stage_named
 from gigpo_lightning.envs.base import TaskSet
 from gigpo_lightning.policy.base import BasePolicy
+from gigpo_lightning.policy.engine_options import EngineOptions
 from gigpo_lightning.rollout.collection import CreditRule
 from gigpo_lightning.rollout.collector import Collector, EpisodeJob
 from gigpo_lightning.rollout.context import SegmentRule
@@ -29,6 +30,7 @@ from gigpo_lightning.rollout.options import check_counts, check_processes, check
 from gigpo_lightning.rollout.pool import EnvPool, InProcessPool
 from gigpo_lightning.rollout.preflight import check_first_prompt, check_places, claim_folder
 from gigpo_lightning.rollout.report import RolloutReport
+from gigpo_lightning.rollout.sampler import Sampler
 from gigpo_lightning.rollout.workers import WorkerPool
 from gigpo_lightning.sharding import gathered
 from gigpo_lightning.trajectory import Episode
@@ -60,6 +62,8 @@ class RolloutDataModule(pl.LightningDataModule):
         constrain: Sample among the admissible actions only, where the world lists them.
         max_action_tokens: Longest free answer, in tokens.
         max_env_errors: Environment failures in one collection after which the run stops.
+        engine: What says the answers; null for the policy's own model in this process. How far the log-probs of another
+            engine are from the policy's own is logged, and made up for by truncated importance weights.
         env_workers: Processes that the environments are spread over; 0 plays them in this one, the faster way where
             steps are as quick as those of native ALFWorld.
         env_deadline_s: Seconds that one reset or step may take in a worker process before it is killed and replaced.
@@ -89,6 +93,7 @@ class RolloutDataModule(pl.LightningDataModule):
         constrain: bool = True,
         max_action_tokens: int = 16,
         max_env_errors: int = 16,
+        engine: EngineOptions | None = None,
         env_workers: int = 0,
         env_deadline_s: float = 60.0,
         rollout_dir: str | None = None,
@@ -123,6 +128,7 @@ class RolloutDataModule(pl.LightningDataModule):
         self._playable: list[Place] = []  # what was tried
         self._pool: EnvPool | None = None
         self._collector: Collector | None = None
+        self._sampler = Sampler(engine)
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
@@ -168,6 +174,9 @@ class RolloutDataModule(pl.LightningDataModule):
 
     # -- collection ----------------------------------------------------------------------------------------------------
 
+    def setup(self, stage: str) -> None:
+        self._sampler.check(self.policy)
+
     @property
     def collector(self) -> Collector:
         """Made when first needed: the policy's tokenizer exists only then."""
@@ -180,6 +189,7 @@ class RolloutDataModule(pl.LightningDataModule):
                 constrain=self.constrain,
                 max_action_tokens=self.max_action_tokens,
                 max_env_errors=self.max_env_errors,
+                engine=self._sampler.engine(self.policy, self.segment_rule.max_tokens, self.rows),
             )
         return self._collector
 
@@ -231,6 +241,7 @@ class RolloutDataModule(pl.LightningDataModule):
             rank=rank,
             iteration=iteration,
             skip_zero_advantage=self.skip_zero_advantage,
+            rescore=partial(self._sampler.rescore, self.policy, self.report.metrics),
         )
 
     # -- loaders -------------------------------------------------------------------------------------------------------
@@ -303,6 +314,7 @@ class RolloutDataModule(pl.LightningDataModule):
     def teardown(self, stage: str) -> None:
         if self._pool is not None:
             self._pool.close()
+        self._sampler.close()
         self._pool = self._collector = None
 
     def on_exception(self, exception: BaseException) -> None:

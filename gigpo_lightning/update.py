@@ -72,7 +72,8 @@ class LossRule:
             clip_low=self.clip_low,
             clip_high=self.clip_high,
             dual_clip=self.dual_clip,
-            **share,
+            denominator=denominator,
+            weights=weights if micro.importance is None else weights * micro.importance,
         )
         bonus = entropy_loss(entropy, mask, **share)
         loss = surrogate.loss + entropy_coef * bonus.loss

@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from gigpo_lightning.batch import Minibatch, cut_by_tokens
+from gigpo_lightning.batch import MicroBatch, Minibatch, cut_by_tokens
 from gigpo_lightning.curriculum import Stage
 from gigpo_lightning.envs.base import TaskSet
 from gigpo_lightning.rollout.collection import CreditRule, make_report
 from gigpo_lightning.rollout.collector import CollectorStats, EpisodeJob
 from gigpo_lightning.rollout.plan import GroupJob, plan_iteration, plan_rows
 from gigpo_lightning.rollout.report import RolloutReport
+from gigpo_lightning.rollout.rescore import Rescore, no_rescore
 from gigpo_lightning.rollout.store import RolloutStore, RolloutWriter
 from gigpo_lightning.trajectory import Episode, Group
 
@@ -115,15 +116,25 @@ def minibatches_of(
     rank: int,
     iteration: int,
     skip_zero_advantage: bool = False,
+    rescore: Rescore = no_rescore,
 ) -> Iterator[Minibatch]:
-    """All minibatches of an iteration, pass by pass; always `passes` × `minibatches` of them."""
+    """All minibatches of an iteration, pass by pass; always `passes` × `minibatches` of them.
+
+    Before the first, while the weights are still those that sampled, `rescore` may rate the rows anew.
+    """
     trainable = np.flatnonzero((store.chosen_counts > 0) & (store.teaches | (not skip_zero_advantage)))
+    rescored = rescore(store, trainable, temperature, max_tokens)
+
+    def micro_batch(numbers: list[int]) -> MicroBatch:
+        micro = store.micro_batch(numbers)
+        return micro if rescored is None else rescored.correct(micro, numbers)
+
     for index in range(passes):
         parts = plan_rows(len(trainable), minibatches, seed=seed, rank=rank, iteration=iteration, pass_index=index)
         for part in parts:
             rows = trainable[part]
             cuts = cut_by_tokens([int(store.token_counts[r]) for r in rows], max_tokens)
-            yield Minibatch(tuple(store.micro_batch([int(rows[i]) for i in cut]) for cut in cuts), temperature)
+            yield Minibatch(tuple(micro_batch([int(rows[i]) for i in cut]) for cut in cuts), temperature)
 
 
 def rollout_path(folder: Path, iteration: int, rank: int, keep: int) -> Path:
