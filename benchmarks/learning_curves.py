@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 import shlex
 import shutil
 import subprocess
@@ -21,9 +20,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from benchmarks.learning_views import (
     LOG_FILE,
@@ -36,6 +33,7 @@ from benchmarks.learning_views import (
     stages_of,
     summary,
 )
+from benchmarks.machine import machine
 from gigpo_lightning.callbacks.evaluation_files import write_json
 
 
@@ -65,7 +63,7 @@ def run_once(variant: str, seed: int, options: argparse.Namespace) -> None:
     command = fit_command(variant, seed, folder, options.minutes, options.extra)
     folder.mkdir(parents=True)
     state = {"variant": variant, "seed": seed, "command": shlex.join(command[1:]), "started": time.time()}
-    state |= machine(options)
+    state |= machine("lightning") | {"jobs": options.jobs, "threads": options.threads}
     write_json(folder / RUN_FILE, state)
     print(f"{folder.name}: started")
     environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads)}
@@ -73,33 +71,6 @@ def run_once(variant: str, seed: int, options: argparse.Namespace) -> None:
         done = subprocess.run(command, env=environment, stdout=log, stderr=subprocess.STDOUT, check=False)
     write_json(folder / RUN_FILE, {**state, "exit_code": done.returncode, "seconds": time.time() - state["started"]})
     print(f"{folder.name}: " + ("finished" if done.returncode == 0 else f"FAILED, see {folder / LOG_FILE}"))
-
-
-def machine(options: argparse.Namespace) -> dict[str, Any]:
-    """Where and with what versions this runs."""
-    repository = Path(__file__).parent
-    return {
-        "commit": _git(repository, "rev-parse", "--short=12", "HEAD").strip() or "unknown",
-        "changed_files": _git(repository, "status", "--porcelain", "--untracked-files=no").splitlines(),
-        "cpu": _cpu(),
-        "cores": os.cpu_count(),
-        "jobs": options.jobs,
-        "threads": options.threads,
-        "python": platform.python_version(),
-        "torch": version("torch"),
-        "lightning": version("lightning"),
-    }
-
-
-def _git(folder: Path, *args: str) -> str:
-    """What git says; empty outside of a checkout."""
-    return subprocess.run(["git", "-C", str(folder), *args], capture_output=True, text=True, check=False).stdout
-
-
-def _cpu() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:

@@ -19,6 +19,7 @@ TRAINER_COMMANDS = {
 }
 # Other commands: what they do, and "module:function taking the rest of the command line".
 TOOL_COMMANDS = {
+    "check": ("prove the installation, part by part", "gigpo_lightning.cli_install_check:run_check"),
     "export": ("write the adapter or the merged model of a checkpoint", "gigpo_lightning.cli_export:run_export"),
 }
 # Commands of single worlds: command → (what it does, world → "module:function taking the rest of the command line").

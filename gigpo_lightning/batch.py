@@ -27,6 +27,7 @@ class MicroBatch:
         advantages: float32 [N], the advantage of the token's turn.
         allowed_ids: int64 [M], the allowed ids of every chosen token, concatenated.
         allowed_counts: int64 [N], their numbers, 0 where the whole vocabulary was allowed; None if it was for all.
+        importance: float32 [N], weights of the policy loss where another engine sampled; None for 1.
     """
 
     token_ids: Tensor
@@ -37,6 +38,7 @@ class MicroBatch:
     advantages: Tensor
     allowed_ids: Tensor
     allowed_counts: Tensor | None
+    importance: Tensor | None = None
 
     def to(self, device: torch.device | str) -> MicroBatch:
         """The same micro-batch on another device."""

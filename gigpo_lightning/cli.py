@@ -6,6 +6,7 @@ What is trained, and on what, is the module's and the datamodule's; this file on
 from __future__ import annotations
 
 import inspect
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,14 +22,16 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 # Imported for their names: a class that is loaded can be written in YAML without its module.
 import gigpo_lightning.envs.alfworld.tasks
 import gigpo_lightning.policy.causal_lm
-import gigpo_lightning.policy.scratch  # noqa: F401
+import gigpo_lightning.policy.scratch
+import gigpo_lightning.policy.vllm  # noqa: F401
 from gigpo_lightning.callbacks import EvaluationFiles
 from gigpo_lightning.cli_checks import check_callbacks, check_options
 from gigpo_lightning.cli_config import resolve_configs, run_name, saved_config
 from gigpo_lightning.cli_errors import fail, option_message, show_traceback
 from gigpo_lightning.cli_faults import Constructors, is_bad_input, message
-from gigpo_lightning.cli_place import Place, place_run
+from gigpo_lightning.cli_place import Place, agreed_place, place_run
 from gigpo_lightning.cli_quiet import quieten
+from gigpo_lightning.cli_ranks import forget, rank
 from gigpo_lightning.datamodule import RolloutDataModule
 from gigpo_lightning.envs.base import TaskSet
 from gigpo_lightning.module import GiGPOModule
@@ -93,6 +96,8 @@ class GiGPOCLI(LightningCLI):
                 auto_configure_optimizers=False,
             )
         except BaseException as error:
+            forget()
+            self._end_others()
             if self.place is not None:
                 self.place.folder.discard()
             if isinstance(error, Exception):
@@ -138,13 +143,15 @@ class GiGPOCLI(LightningCLI):
         options["weights_only"] = True  # a checkpoint is data: nothing in it may be executed
         fitting = self.command == "fit"
         ours = issubclass(self.model_class, GiGPOModule)  # type: ignore[arg-type]
-        self.place = place_run(
-            self.command,
-            Path(options["runs_dir"]) / run_name(self.config_paths),
-            given_folder=options["trainer"].get("default_root_dir"),
-            wanted=wanted,
-            checkpoints=_checkpoint_folder(options["trainer"].get("callbacks")),
-            entries=_ENTRIES + _OUR_ENTRIES * ours + _TRAINING_ENTRIES * fitting,
+        self.place = agreed_place(
+            lambda: place_run(
+                self.command,
+                Path(options["runs_dir"]) / run_name(self.config_paths),
+                given_folder=options["trainer"].get("default_root_dir"),
+                wanted=wanted,
+                checkpoints=_checkpoint_folder(options["trainer"].get("callbacks")),
+                entries=_ENTRIES + _OUR_ENTRIES * ours + _TRAINING_ENTRIES * fitting,
+            )
         )
         if not fitting and wanted is None:
             rank_zero_only(print)(
@@ -165,7 +172,7 @@ class GiGPOCLI(LightningCLI):
         listed = options.get("callbacks") or []
         listed = listed if isinstance(listed, list) else [listed]
         check_callbacks(listed)
-        check_options(options, listed, self.model)
+        check_options(options, listed)
         self.files = next((callback for callback in listed if isinstance(callback, EvaluationFiles)), self.files)
         if self.files not in listed:
             self.trainer_defaults["callbacks"].append(self.files)
@@ -201,7 +208,7 @@ class GiGPOCLI(LightningCLI):
 
     def after_predict(self) -> None:
         """Say where the transcripts are."""
-        if self.files.transcripts:
+        if self.files.transcripts and self.trainer.is_global_zero:
             print(f"transcripts: {len(self.files.transcripts)} in {self.files.transcripts[0].parent}")
 
     # -- errors --------------------------------------------------------------------------------------------------------
@@ -210,7 +217,14 @@ class GiGPOCLI(LightningCLI):
         """End with one message if the error is bad input."""
         cause = self.constructors.cause(error)
         if is_bad_input(cause, self.begun.yes) and not show_traceback():
-            fail(message(cause, self.place.folder.path if self.place is not None else None))
+            where = self.place.folder.path if self.place is not None else None
+            fail((f"process {rank()}: " if rank() else "") + message(cause, where))
+
+    def _end_others(self) -> None:
+        """End the processes that Lightning has started: they would wait for this one."""
+        launcher = getattr(getattr(getattr(self, "trainer", None), "strategy", None), "launcher", None)
+        if launcher is not None:
+            launcher.kill(signal.SIGTERM if sys.platform == "win32" else signal.SIGKILL)
 
 
 class _Begun(pl.Callback):

@@ -10,18 +10,13 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from gigpo_lightning.module import GiGPOModule
 
-_PRECISIONS = (None, 32, "32", "32-true")
-
-
-def check_options(options: Mapping[str, Any], callbacks: Sequence[pl.Callback], model: pl.LightningModule) -> None:
-    """Refuse numbers and precisions that a run cannot work with, and two limits of its time.
+def check_options(options: Mapping[str, Any], callbacks: Sequence[pl.Callback]) -> None:
+    """Refuse numbers and strategies that a run cannot work with, and two limits of its time.
 
     Args:
         options: The options of the trainer.
         callbacks: Those that are listed.
-        model: What is trained.
 
     Raises:
         ValueError: An option out of its range.
@@ -32,15 +27,15 @@ def check_options(options: Mapping[str, Any], callbacks: Sequence[pl.Callback], 
             f"trainer.check_val_every_n_epoch={every}: must be at least 1; --trainer.limit_val_batches=0 leaves the "
             "validation out"
         )
+    strategy = options.get("strategy")
+    if isinstance(strategy, str) and any(way in strategy for way in ("spawn", "fork", "notebook")):
+        raise ValueError(
+            f"trainer.strategy={strategy}: such processes end with the training, and the evaluation after it would be "
+            "left out; choose ddp"
+        )
     if options.get("max_time") is not None and any(isinstance(callback, Timer) for callback in callbacks):
         raise ValueError(
             f"trainer.max_time={options['max_time']}: trainer.callbacks has a Timer, too; leave one of them out"
-        )
-    precision = options.get("precision")
-    # The key-value cache and the minibatches are of the weights' type, which autocast and casting would change.
-    if isinstance(model, GiGPOModule) and precision not in _PRECISIONS:
-        raise ValueError(
-            f"trainer.precision={precision}: the policy computes in 32-true only; leave trainer.precision out"
         )
 
 

@@ -7,11 +7,13 @@ of what is in a checkpoint only which entries there must be.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gigpo_lightning.callbacks.durable import damage, lacking, newest_complete
+from gigpo_lightning.cli_errors import BAD_INPUT
+from gigpo_lightning.cli_ranks import rank, tell, told
 from gigpo_lightning.cli_run import RunFolder, claim, reopen, run_of_checkpoint, take, versions_of
 
 NAMED = ("last", "best")
@@ -23,6 +25,26 @@ class Place:
 
     folder: RunFolder
     checkpoint: str | None
+
+
+def agreed_place(decide: Callable[[], Place]) -> Place:
+    """The place that the first process of the command decides on; the others take it over.
+
+    Raises:
+        SystemExit: In the others, when the first refused: it says why.
+    """
+    if rank() != 0:
+        said = told()
+        if said["folder"] is None:
+            sys.exit(BAD_INPUT)
+        return Place(RunFolder(Path(said["folder"]), fresh=False, shared=True), said["checkpoint"])
+    try:
+        place = decide()
+    except BaseException:
+        tell({"folder": None})
+        raise
+    tell({"folder": str(place.folder.path), "checkpoint": place.checkpoint})
+    return place
 
 
 def place_run(

@@ -14,6 +14,8 @@ WARNINGS = (
     r"The '\w+' does not have many workers",
     # The frozen reference policy is in evaluation mode on purpose.
     r"Found \d+ module\(s\) in eval mode at the start of training",
+    # The module's figures are over all processes when it logs them.
+    r"It is recommended to use `self\.log\('(loss|time|val|test)/",
     # TensorBoardViews logs once an iteration, whatever log_every_n_steps is.
     r"The number of training batches \(\d+\) is smaller than the logging interval",
 )

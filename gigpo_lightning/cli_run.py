@@ -19,8 +19,6 @@ if sys.platform != "win32":
 
 # Below this a run is refused at its start: a few checkpoints of a small policy and the rollouts of two iterations.
 MIN_FREE_MB = 200
-# Processes that Lightning starts for further devices must not claim a folder of their own.
-_FOLDER_VARIABLE = "GIGPO_RUN_FOLDER"
 _LOCK = ".lock"
 # What a run writes before its first iteration; anything else in a folder is worth keeping.
 _EARLY_FILES = ("events.out.tfevents.*", "hparams.yaml", "config.yaml", _LOCK)
@@ -38,6 +36,7 @@ class RunFolder:
         made: The parents it had to make, outermost first.
         before: What the folder held already.
         lock: The open lock file; None for a folder that is not locked.
+        shared: Whether it is another process of the same command that made or took it, and looks after it.
     """
 
     path: Path
@@ -45,10 +44,11 @@ class RunFolder:
     made: tuple[Path, ...] = ()
     before: frozenset[Path] = frozenset()
     lock: int | None = None
+    shared: bool = False
 
     def discard(self) -> None:
         """Remove what this process has written, unless that is more than a run writes before its first iteration."""
-        if _one_of_several():
+        if self.shared:
             return
         new = [path for path in self.path.rglob("*") if path not in self.before]
         early = [path for pattern in _EARLY_FILES for path in self.path.glob(pattern)]
@@ -60,7 +60,6 @@ class RunFolder:
             for folder in (self.path, *reversed(self.made)):
                 if folder.is_dir() and not any(folder.iterdir()):
                     folder.rmdir()
-            os.environ.pop(_FOLDER_VARIABLE, None)
 
     def release(self) -> None:
         """Let others write here; the end of the process does the same."""
@@ -75,9 +74,6 @@ def claim(parent: Path, prefix: str) -> RunFolder:
     Raises:
         OSError: The place is read-only or nearly full; the message says what to do.
     """
-    inherited = os.environ.get(_FOLDER_VARIABLE)
-    if inherited and "LOCAL_RANK" in os.environ:
-        return RunFolder(Path(inherited), fresh=False)
     check_space(parent)
     made = _missing(parent)
     number = max((number_of(p) for p in parent.glob(f"{prefix}_*")), default=-1)
@@ -93,7 +89,6 @@ def claim(parent: Path, prefix: str) -> RunFolder:
                 continue
     except OSError as error:
         raise _unwritable(error, parent) from error
-    os.environ[_FOLDER_VARIABLE] = str(path)
     return _opened(RunFolder(path, fresh=True, made=made))
 
 
@@ -111,7 +106,7 @@ def take(path: Path) -> RunFolder:
     except OSError as error:
         raise _unwritable(error, path) from error
     folder = _opened(RunFolder(path, fresh, made, _content(path)))
-    if _one_of_several() or not any(file for pattern in _RUN_FILES for file in path.glob(pattern)):
+    if not any(file for pattern in _RUN_FILES for file in path.glob(pattern)):
         return folder
     folder.discard()
     folder.release()
@@ -213,7 +208,7 @@ def _locked(folder: Path) -> int | None:
     Raises:
         ValueError: Another process holds it.
     """
-    if sys.platform == "win32" or _one_of_several():
+    if sys.platform == "win32":
         return None
     lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:
@@ -226,8 +221,3 @@ def _locked(folder: Path) -> int | None:
             ) from error
         return None
     return lock
-
-
-def _one_of_several() -> bool:
-    """Whether this process serves a further device of a command whose first process holds the folder."""
-    return os.environ.get("LOCAL_RANK", "0") != "0"

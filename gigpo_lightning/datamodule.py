@@ -19,17 +19,20 @@ from gigpo_lightning.batch import Minibatch
 from gigpo_lightning.curriculum import Stage, stage_named
 from gigpo_lightning.envs.base import TaskSet
 from gigpo_lightning.policy.base import BasePolicy
+from gigpo_lightning.policy.engine_options import EngineOptions
 from gigpo_lightning.rollout.collection import CreditRule
 from gigpo_lightning.rollout.collector import Collector, EpisodeJob
 from gigpo_lightning.rollout.context import SegmentRule
 from gigpo_lightning.rollout.evaluation import EvaluationBatch, EvaluationRule, Place, plan
 from gigpo_lightning.rollout.iteration import Controls, IterationSpec, minibatches_of, rollout_path, run_iteration
 from gigpo_lightning.rollout.loaders import Evaluations, Iterations
-from gigpo_lightning.rollout.options import check_counts, check_sampling
+from gigpo_lightning.rollout.options import check_counts, check_processes, check_sampling
 from gigpo_lightning.rollout.pool import EnvPool, InProcessPool
 from gigpo_lightning.rollout.preflight import check_first_prompt, check_places, claim_folder
 from gigpo_lightning.rollout.report import RolloutReport
+from gigpo_lightning.rollout.sampler import Sampler
 from gigpo_lightning.rollout.workers import WorkerPool
+from gigpo_lightning.sharding import gathered
 from gigpo_lightning.trajectory import Episode
 
 # Frozen, so that all datamodules may share them as defaults.
@@ -41,7 +44,7 @@ class RolloutDataModule(pl.LightningDataModule):
 
     Args:
         tasks: The world's tasks.
-        groups: Task groups per iteration, over all processes.
+        groups: Task groups per iteration, over all processes; each process plays whole groups.
         members: Episodes per group, at least 2.
         passes: How often the update goes through the rollouts of an iteration.
         minibatches: Optimiser steps per pass.
@@ -59,6 +62,8 @@ class RolloutDataModule(pl.LightningDataModule):
         constrain: Sample among the admissible actions only, where the world lists them.
         max_action_tokens: Longest free answer, in tokens.
         max_env_errors: Environment failures in one collection after which the run stops.
+        engine: What says the answers; null for the policy's own model in this process. How far the log-probs of another
+            engine are from the policy's own is logged, and made up for by truncated importance weights.
         env_workers: Processes that the environments are spread over; 0 plays them in this one, the faster way where
             steps are as quick as those of native ALFWorld.
         env_deadline_s: Seconds that one reset or step may take in a worker process before it is killed and replaced.
@@ -88,6 +93,7 @@ class RolloutDataModule(pl.LightningDataModule):
         constrain: bool = True,
         max_action_tokens: int = 16,
         max_env_errors: int = 16,
+        engine: EngineOptions | None = None,
         env_workers: int = 0,
         env_deadline_s: float = 60.0,
         rollout_dir: str | None = None,
@@ -113,9 +119,8 @@ class RolloutDataModule(pl.LightningDataModule):
         self.rollout_dir, self.keep_rollouts, self.seed = rollout_dir, keep_rollouts, seed
         self.given = {"lam": lam, "temperature": temperature, "entropy_coef": entropy_coef}
         self.controls = Controls()
-        for control, given in self.given.items():
-            if given is not None:
-                setattr(self.controls, control, given)
+        for control in [name for name, given in self.given.items() if given is not None]:
+            setattr(self.controls, control, self.given[control])
         self.iteration = 0
         self._reached: str | None = None  # the stage of the restored checkpoint
         self.report = RolloutReport()
@@ -123,6 +128,7 @@ class RolloutDataModule(pl.LightningDataModule):
         self._playable: list[Place] = []  # what was tried
         self._pool: EnvPool | None = None
         self._collector: Collector | None = None
+        self._sampler = Sampler(engine)
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
@@ -168,6 +174,9 @@ class RolloutDataModule(pl.LightningDataModule):
 
     # -- collection ----------------------------------------------------------------------------------------------------
 
+    def setup(self, stage: str) -> None:
+        self._sampler.check(self.policy)
+
     @property
     def collector(self) -> Collector:
         """Made when first needed: the policy's tokenizer exists only then."""
@@ -180,6 +189,7 @@ class RolloutDataModule(pl.LightningDataModule):
                 constrain=self.constrain,
                 max_action_tokens=self.max_action_tokens,
                 max_env_errors=self.max_env_errors,
+                engine=self._sampler.engine(self.policy, self.segment_rule.max_tokens, self.rows),
             )
         return self._collector
 
@@ -194,10 +204,12 @@ class RolloutDataModule(pl.LightningDataModule):
 
     def play(self, jobs: list[EpisodeJob], temperature: float) -> list[Episode]:
         """Play the jobs with the present policy in evaluation mode; episodes in the order of the jobs."""
+        assert self.trainer is not None
         policy = self.policy
         training = policy.training
         policy.eval()
-        episodes: dict[int, Episode] = dict(self.collector.run(jobs, temperature))
+        with gathered(policy), self.trainer.precision_plugin.forward_context():  # the precision of the update
+            episodes: dict[int, Episode] = dict(self.collector.run(jobs, temperature))
         policy.train(training)
         return [episodes[i] for i in range(len(jobs))]
 
@@ -207,9 +219,10 @@ class RolloutDataModule(pl.LightningDataModule):
         rank, iteration = self.trainer.global_rank, self.iteration
         self.iteration += 1
         folder = Path(self.rollout_dir or Path(self.trainer.log_dir or self.trainer.default_root_dir) / "rollouts")
-        world = self.trainer.world_size
         store, self.report = run_iteration(
-            IterationSpec(iteration, self.groups, self.members, self.seed, rank, world, self.transcripts),
+            IterationSpec(
+                iteration, self.groups, self.members, self.seed, rank, self.trainer.world_size, self.transcripts
+            ),
             self.controls,
             self.stage,
             self.stage_tasks,
@@ -228,6 +241,7 @@ class RolloutDataModule(pl.LightningDataModule):
             rank=rank,
             iteration=iteration,
             skip_zero_advantage=self.skip_zero_advantage,
+            rescore=partial(self._sampler.rescore, self.policy, self.report.metrics),
         )
 
     # -- loaders -------------------------------------------------------------------------------------------------------
@@ -281,11 +295,12 @@ class RolloutDataModule(pl.LightningDataModule):
             ValueError: A stage, split or prompt that cannot be played, or a bad `rollout_dir`; the message names it.
         """
         assert self.trainer is not None
+        check_processes(self.groups, self.trainer.world_size)
         splits = ("train", "unseen") if self.trainer.enable_validation else ("train",)
         self._check_plan([(stage, split) for stage in self.controls.stages or (self.stage,) for split in splits])
         self._check_plan(self._tested())
-        if self.rollout_dir is not None:
-            run = Path(self.trainer.log_dir or self.trainer.default_root_dir)
+        run = Path(self.trainer.log_dir or self.trainer.default_root_dir)  # asked of all processes: they exchange it
+        if self.rollout_dir is not None and self.trainer.is_global_zero:
             claim_folder(Path(self.rollout_dir), run, resumed=self.iteration > 0)
 
     def _check_plan(self, places: Iterable[Place]) -> None:
@@ -299,6 +314,7 @@ class RolloutDataModule(pl.LightningDataModule):
     def teardown(self, stage: str) -> None:
         if self._pool is not None:
             self._pool.close()
+        self._sampler.close()
         self._pool = self._collector = None
 
     def on_exception(self, exception: BaseException) -> None:

@@ -1,7 +1,7 @@
 """The LightningModule: a policy, the grouped PPO loss and an optimiser.
 
 What is sampled and how it is credited is the datamodule's; this file turns minibatches into updates. Optimisation is
-manual, so that a minibatch of any size is cut into micro-batches with one global denominator.
+manual, so that a minibatch of any size is cut into micro-batches with one global denominator, over all processes.
 """
 
 from __future__ import annotations
@@ -9,24 +9,28 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
+from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from gigpo_lightning.batch import MicroBatch, Minibatch
-from gigpo_lightning.functional.losses import TokenWeights, entropy_loss, kl_loss, policy_loss, token_weights
+from gigpo_lightning.batch import Minibatch
+from gigpo_lightning.placement import check_optimizer, check_strategy, made_in_float32, settle_precision
 from gigpo_lightning.policy.base import BasePolicy
 from gigpo_lightning.policy.finite import not_finite
 from gigpo_lightning.rollout.collector import EpisodeJob
 from gigpo_lightning.rollout.evaluation import EvaluationBatch, outcomes, summarise
 from gigpo_lightning.rollout.options import check_loss, check_updates
 from gigpo_lightning.rollout.transcript import transcript
+from gigpo_lightning.sharding import own_part, shard, whole
+from gigpo_lightning.update import LossFigures, LossRule, padding
 
 OptimizerFactory = Callable[[Iterable[Tensor]], Optimizer]
 SchedulerFactory = Callable[[Optimizer], LRScheduler]
@@ -45,7 +49,7 @@ class GiGPOModule(pl.LightningModule):
         kl_coef: Weight of the k3 KL to the reference: a frozen copy of the initial policy (0 keeps none), or with LoRA
             the same weights with the adapter off.
         aggregation: `token`, `turn` or `constant`.
-        constant_tokens: Denominator of `constant`, in tokens.
+        constant_tokens: Denominator of `constant`, in tokens of a minibatch over all processes.
         gradient_clip: Largest gradient norm; null for no clipping.
         max_bad_updates: Non-finite updates in a row after which the run stops.
     """
@@ -71,8 +75,7 @@ class GiGPOModule(pl.LightningModule):
         self.policy = policy
         self.reference: BasePolicy | None = None
         self._optimizer, self._lr_scheduler = optimizer, lr_scheduler
-        self.clip_low, self.clip_high, self.dual_clip = clip_low, clip_high, dual_clip
-        self.kl_coef, self.aggregation, self.constant_tokens = kl_coef, aggregation, constant_tokens
+        self.loss = LossRule(clip_low, clip_high, dual_clip, kl_coef, aggregation, constant_tokens)
         self.gradient_clip, self.max_bad_updates = gradient_clip, max_bad_updates
         self._bad_updates = 0
         self.results: list[dict[str, Any]] = []
@@ -80,21 +83,25 @@ class GiGPOModule(pl.LightningModule):
     # -- set-up --------------------------------------------------------------------------------------------------------
 
     def setup(self, stage: str) -> None:
-        if stage == "fit" and self.trainer.world_size > 1:
-            # Processes would cut their minibatches into unequal numbers of micro-batches and wait for each other.
-            raise ValueError(f"trainer.devices makes {self.trainer.world_size} processes: training needs 1")
+        settle_precision(self.trainer.strategy)
+        if stage == "fit":
+            check_strategy(self.trainer.strategy)
 
     def configure_model(self) -> None:
-        self.policy.prepare(self.trainer.datamodule.tasks)  # type: ignore[attr-defined]
+        with made_in_float32():
+            self.policy.prepare(self.trainer.datamodule.tasks)  # type: ignore[attr-defined]
         fitting = self.trainer.state.fn == TrainerFn.FITTING
-        if fitting and self.kl_coef > 0 and self.reference is None:
+        if fitting and self.loss.kl_coef > 0 and self.reference is None:
             self.reference = self.policy.make_reference()
+        if self.device_mesh is not None:
+            for policy in [p for p in (self.policy, self.reference) if p is not None]:
+                shard(policy, self.device_mesh["data_parallel"])
 
     def renew_reference(self) -> None:
         """Take the present policy as the reference: reinforcement starts here. One without a copy stays what it was."""
         if self.reference is not None:
             self.reference.load_state_dict(self.policy.state_dict())
-        elif self.kl_coef > 0:
+        elif self.loss.kl_coef > 0:
             rank_zero_warn("with LoRA the reference of model.kl_coef stays the pretrained model, not the imitating one")
 
     def configure_optimizers(self) -> Any:
@@ -102,6 +109,7 @@ class GiGPOModule(pl.LightningModule):
         for name, value in optimizer.defaults.items():
             if isinstance(value, float) and not math.isfinite(value):
                 raise ValueError(f"model.optimizer: {name}={value} is not a finite number")
+        check_optimizer(optimizer, self._optimizer, self.device)
         if self._lr_scheduler is None:
             return optimizer
         return {"optimizer": optimizer, "lr_scheduler": self._lr_scheduler(optimizer)}
@@ -114,8 +122,10 @@ class GiGPOModule(pl.LightningModule):
         assert not isinstance(optimizer, list)
         optimizer.zero_grad()
         figures = self._backward(batch)
+        if batch_idx > 0:  # the weights are no longer those that sampled
+            figures.pop("loss/mismatch", None)
         norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.gradient_clip or float("inf"))
-        figures["loss/gradient_norm"] = norm.detach()
+        figures["loss/gradient_norm"] = whole(norm.detach())
         if self._finite(figures):
             optimizer.step()
             self._check_weights()
@@ -125,7 +135,7 @@ class GiGPOModule(pl.LightningModule):
         else:
             optimizer.zero_grad()
         # The views log these under the iteration; the logger would put them under the optimiser step.
-        self.log_dict(figures, on_step=False, on_epoch=True, batch_size=1, sync_dist=True, logger=False)
+        self.log_dict(figures, on_step=False, on_epoch=True, batch_size=1, logger=False)
         self._sum("time/update_s", time.perf_counter() - begin)
 
     def _sum(self, name: str, value: float) -> None:
@@ -133,69 +143,51 @@ class GiGPOModule(pl.LightningModule):
         self.log(name, value, on_step=False, on_epoch=True, reduce_fx="sum", batch_size=1, logger=False)
 
     def _backward(self, batch: Minibatch) -> dict[str, Tensor]:
-        """Accumulate the gradient of the whole minibatch; returns the figures of the loss."""
-        weights = [self._weights(micro) for micro in batch.micro_batches]
-        own = sum(w.denominator for w in weights if w is not None)
-        # Gradients are averaged over processes, so the denominator is the mean over processes, too.
-        denominator = float(self.trainer.strategy.reduce(torch.tensor(float(own)), reduce_op="mean"))
-        if self.aggregation == "constant":
-            denominator = float(self.constant_tokens or 1.0)  # the whole minibatch's, not one per micro-batch
-        sums: dict[str, Tensor] = {}
-        tokens = sum(len(m.chosen) for m in batch.micro_batches)
-        for micro, weight in zip(batch.micro_batches, weights, strict=True):
-            if weight is None:
-                continue
-            loss, metrics = self._loss(micro, weight.weights, max(denominator, 1e-9), batch.temperature)
-            self.manual_backward(loss)
-            share = len(micro.chosen) / tokens
-            for name, value in metrics.items():
-                if name == "loss/ratio_max":
-                    sums[name] = torch.maximum(sums.get(name, value), value)
-                elif name in ("loss/policy", "loss/total"):  # parts of the minibatch's loss already
-                    sums[name] = sums.get(name, torch.zeros_like(value)) + value
-                else:
-                    sums[name] = sums.get(name, torch.zeros_like(value)) + value * share
-        return sums
-
-    def _weights(self, micro: MicroBatch) -> TokenWeights | None:
-        if not len(micro.chosen):
-            return None
-        every = torch.ones(len(micro.chosen), dtype=torch.bool, device=micro.chosen.device)
-        return token_weights(every, micro.turn, self.aggregation, constant=self.constant_tokens)
-
-    def _loss(
-        self, micro: MicroBatch, weights: Tensor, denominator: float, temperature: float
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The part of the minibatch's loss that this micro-batch holds."""
-        mask = torch.ones_like(micro.old_logprobs, dtype=torch.bool)
-        logprobs, entropy = self.policy.chosen_logprobs(micro, temperature)
-        share: dict[str, Any] = {"denominator": denominator, "weights": weights}
-        policy = policy_loss(
-            logprobs,
-            micro.old_logprobs,
-            micro.advantages,
-            mask,
-            clip_low=self.clip_low,
-            clip_high=self.clip_high,
-            dual_clip=self.dual_clip,
-            **share,
-        )
-        bonus = entropy_loss(entropy, mask, **share)
+        """Accumulate the gradient of the whole minibatch; returns the figures of its loss, the same everywhere."""
+        own = [(micro, self.loss.weights(micro)) for micro in batch.micro_batches if len(micro.chosen)]
+        denominator, count = self._agree(sum(weights.denominator for _, weights in own), len(own))
         entropy_coef = self.trainer.datamodule.controls.entropy_coef  # type: ignore[attr-defined]
-        loss = policy.loss + entropy_coef * bonus.loss
-        metrics = {**policy.metrics, **bonus.metrics, "policy": policy.loss.detach()}
-        if self.kl_coef > 0:
-            reference = (self.reference or self.policy).reference_logprobs(micro, temperature)
-            kl = kl_loss(logprobs, reference, mask, **share)
-            loss = loss + self.kl_coef * kl.loss
-            metrics |= kl.metrics
-        metrics["total"] = loss.detach()
-        return loss, {f"loss/{name}": value for name, value in metrics.items()}
+        parts = [(micro, weights.weights, len(micro.chosen)) for micro, weights in own]
+        parts += [(*padding(self.device), 0)] * (count - len(own))
+        figures = LossFigures()
+        for number, (micro, weights, tokens) in enumerate(parts, start=1):
+            loss, metrics = self.loss.part(
+                self.policy,
+                self.reference or self.policy,
+                micro,
+                batch.temperature,
+                entropy_coef,
+                weights=weights,
+                denominator=denominator,
+            )
+            # Each operation's gradient is of the type that the operation had, without autocast.
+            with self._sync(number == count), torch.autocast(self.device.type, enabled=False):
+                self.manual_backward(loss)
+            figures.add(metrics, tokens)
+        return figures.over_processes(self._reduce)
+
+    def _agree(self, own_denominator: float, own_count: int) -> tuple[float, int]:
+        """The denominator of the minibatch, and the number of micro-batches that every process goes through.
+
+        Gradients are averaged over processes: so the denominator is the mean of what the processes' rows add to it.
+        """
+        count = int(self._reduce(torch.tensor(float(own_count), dtype=torch.float32), "max"))
+        mean = float(self._reduce(torch.tensor(float(own_denominator), dtype=torch.float32), "mean"))
+        if self.loss.constant_tokens is not None:
+            mean = self.loss.constant_tokens / self.trainer.world_size
+        return max(mean, 1e-9), count
+
+    def _reduce(self, tensor: Tensor, how: str) -> Tensor:
+        return self.trainer.strategy.reduce(tensor.to(self.device), reduce_op=how)
+
+    def _sync(self, last: bool) -> AbstractContextManager[Any]:
+        """Gradients are averaged over processes once, with the last micro-batch; till then they stay with theirs."""
+        strategy = self.trainer.strategy
+        return strategy.block_backward_sync() if isinstance(strategy, ParallelStrategy) and not last else nullcontext()
 
     def _finite(self, figures: dict[str, Tensor]) -> bool:
-        """Whether the update may be made; several in a row that may not stop the run."""
-        values = torch.stack([v.float() for v in figures.values()])
-        good = bool(self.trainer.strategy.reduce(values.isfinite().all().float(), reduce_op="mean") == 1)
+        """Whether the update may be made, the same on every process; several in a row that may not stop the run."""
+        good = bool(torch.stack([v.float() for v in figures.values()]).isfinite().all())
         self._bad_updates = 0 if good else self._bad_updates + 1
         self._sum("loss/skipped_updates", float(not good))
         if self._bad_updates >= self.max_bad_updates:
@@ -213,7 +205,8 @@ class GiGPOModule(pl.LightningModule):
         Raises:
             ValueError: A weight is not finite.
         """
-        if not_finite(self.policy.named_parameters()):
+        broken = not_finite((name, own_part(weight)) for name, weight in self.policy.named_parameters())
+        if self._reduce(torch.tensor(float(bool(broken)), dtype=torch.float32), "max"):
             raise ValueError(
                 "model.optimizer: the step made weights that are not finite; lower the learning rate, or check "
                 f"lr_scheduler; {self._last_checkpoint()}"
@@ -277,19 +270,21 @@ class GiGPOModule(pl.LightningModule):
         ]
         if different:
             raise ValueError("the checkpoint is of another policy: " + "; ".join(different))
-        broken = not_finite(checkpoint["state_dict"].items())
+        weights = checkpoint.get("state_dict", {})  # none where a strategy has loaded them itself
+        broken = not_finite(weights.items())
         if broken:
             raise ValueError(f"the checkpoint cannot be used: its weight {broken} is not finite; take an earlier one")
         self._bad_updates = int(checkpoint.get("bad_updates", 0))
-        self._settle_reference(checkpoint["state_dict"])
+        if weights:
+            self._settle_reference(weights)
 
     def _settle_reference(self, weights: dict[str, Any]) -> None:
         """Evaluations need no reference; a fit goes on with the one of the checkpoint."""
         saved = [name for name in weights if name.startswith("reference.")]
         if self.trainer.state.fn == TrainerFn.FITTING and bool(saved) != (self.reference is not None):
             raise ValueError(
-                f"model.kl_coef={self.kl_coef}, but the checkpoint holds {'a' if saved else 'no'} reference policy: "
-                f"resume with {'a positive kl_coef' if saved else 'kl_coef 0'}, or start without ckpt_path"
+                f"model.kl_coef={self.loss.kl_coef}, but the checkpoint holds {'a' if saved else 'no'} reference "
+                f"policy: resume with {'a positive kl_coef' if saved else 'kl_coef 0'}, or start without ckpt_path"
             )
         if self.reference is None:
             for name in saved:

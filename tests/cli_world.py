@@ -82,7 +82,7 @@ class LineData(pl.LightningDataModule):
 def enter(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Work in an empty folder, without what the developer or an earlier run has set, until the test ends."""
     monkeypatch.chdir(folder)
-    monkeypatch.setenv("GIGPO_RUN_FOLDER", "")
+    monkeypatch.setenv("GIGPO_RUN_PLACE", "")
     monkeypatch.delenv("GIGPO_TRACEBACK", raising=False)
     return folder
 

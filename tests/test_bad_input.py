@@ -27,7 +27,7 @@ REAL = ["fit", "--config", "alfworld.yaml"]
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Every test runs in an empty folder, without what the developer has set."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("GIGPO_RUN_FOLDER", "")
+    monkeypatch.setenv("GIGPO_RUN_PLACE", "")
     monkeypatch.delenv("GIGPO_TRACEBACK", raising=False)
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -79,7 +79,8 @@ def line_refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
         (["--trainer.accelerator=abacus"], ["abacus", "cpu"]),
         (["--trainer.callbacks+=AnchorLibrary"], ["trainer.callbacks", "AnchorLibrary is listed twice"]),
         (["--trainer.callbacks+=TensorBoardViews"], ["trainer.callbacks", "TensorBoardViews is listed twice"]),
-        (["--trainer.precision=bf16-mixed"], ["trainer.precision=bf16-mixed", "32-true"]),
+        (["--trainer.precision=16-true"], ["trainer.precision=16-true", "bf16-mixed"]),
+        (["--trainer.strategy=ddp_spawn"], ["trainer.strategy=ddp_spawn", "choose ddp"]),
         (["--trainer.precision=64"], ["trainer.precision=64", "32-true"]),
         (["--trainer.max_time=soon"], ["'soon'", "DD:HH:MM:SS"]),
         (["--trainer.check_val_every_n_epoch=0"], ["trainer.check_val_every_n_epoch=0", "limit_val_batches"]),

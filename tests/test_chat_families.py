@@ -132,6 +132,12 @@ def test_an_empty_thought_of_the_template_is_no_part_of_the_answer(tmp_path: Pat
     assert prompt.opened == "" and prompt.read(answer_of(prompt, "open box")).well_formed
 
 
+def test_a_thought_that_the_template_ends_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"ends the thought itself.*chat\.options to \{enable_thinking: true\}"):
+        made(tmp_path, "qwen3", format="think", options={"enable_thinking": False})
+    made(tmp_path, "qwen3", format="think", options={"enable_thinking": True})
+
+
 def test_the_date_of_llama_is_part_of_the_prompts_identity(tmp_path: Path) -> None:
     today = made(tmp_path, "llama3")
     assert f"Today Date: {datetime.now():%d %b %Y}" in segment(today, "open box")

@@ -29,8 +29,8 @@ MIXED = MicroBatch(
     turn=torch.tensor([0, 0, 0, 1]),
     old_logprobs=torch.zeros(4),
     advantages=torch.ones(4),
-    allowed_ids=torch.tensor([3, 7, 5, 6, 10]),
-    allowed_counts=torch.tensor([2, 0, 3, 0]),
+    allowed_ids=torch.tensor([3, 11, 5, 8, 10]),
+    allowed_counts=torch.tensor([0, 2, 0, 3]),
 )
 
 
@@ -43,7 +43,7 @@ def test_each_token_is_rated_among_what_it_was_chosen_from(policy: ScratchPolicy
         rows = [model(input_ids=part[None]).logits[0] / TEMPERATURE for part in MIXED.token_ids.split(MIXED.lengths)]
     model.set_attn_implementation("gigpo_ragged")
     every = range(rows[0].shape[1])
-    cases = ((rows[0][1], 7, [3, 7]), (rows[0][2], 11, every), (rows[0][3], 5, [5, 6, 10]), (rows[1][0], 8, every))
+    cases = ((rows[0][1], 7, every), (rows[0][2], 11, [3, 11]), (rows[0][3], 5, every), (rows[1][0], 8, [5, 8, 10]))
     for found, spread, (scores, token, among) in zip(logprobs, entropy, cases, strict=True):
         log_p = scores[list(among)].log_softmax(0)
         assert float(found) == pytest.approx(float(log_p[list(among).index(token)]), abs=1e-5)
@@ -61,5 +61,5 @@ def test_gradients_flow_to_both_kinds(policy: ScratchPolicy) -> None:
     def only(index: list[int], **fields: torch.Tensor | None) -> MicroBatch:
         return replace(MIXED, chosen=MIXED.chosen[index], **fields)  # type: ignore[arg-type]
 
-    listed, free = only([0, 2], allowed_counts=torch.tensor([2, 3])), only([1, 3], allowed_counts=None)
+    listed, free = only([1, 3], allowed_counts=torch.tensor([2, 3])), only([0, 2], allowed_counts=None)
     torch.testing.assert_close(gradient(MIXED), gradient(listed) + gradient(free), atol=1e-5, rtol=1e-5)

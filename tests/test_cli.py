@@ -19,6 +19,7 @@ from gigpo_lightning import __main__, __version__, cli_run, resources
 from gigpo_lightning.cli import GiGPOCLI
 from gigpo_lightning.cli_checks import check_options
 from gigpo_lightning.cli_config import resolve_configs, run_name
+from gigpo_lightning.cli_place import Place, agreed_place
 from gigpo_lightning.resources import find_file, shipped_dir, shipped_files
 from tests.cli_world import QUIET, LineData, LineModule, enter, run_line
 
@@ -121,8 +122,9 @@ def test_several_files_overlay_in_order_and_options_come_last(
 
 @pytest.mark.parametrize("name", shipped_files("configs"))
 def test_every_shipped_configuration_builds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # An overlay in a subfolder changes parts of a whole configuration.
+    # An overlay in a subfolder changes parts of a whole configuration, that of a prompt with a pretrained policy.
     base = ["--config", "alfworld.yaml"] if "/" in name else []
+    base += ["--config", "policy/qwen2.5-1.5b-lora.yaml"] if name.startswith("prompt/") else []
     monkeypatch.setattr(GiGPOCLI, "_run_subcommand", lambda self, command: None)
     cli = GiGPOCLI("fit", [*base, "--config", name])
     written = yaml.safe_load((shipped_dir("configs") / name).read_text())
@@ -164,10 +166,33 @@ def test_a_folder_with_anything_of_worth_is_never_discarded(own_folder: Path) ->
     assert (folder.path / "config.yaml").is_file()
 
 
-def test_a_process_of_a_further_device_shares_the_folder(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = cli_run.claim(own_folder / "runs", "version")
+def test_a_process_of_a_further_device_shares_folder_and_checkpoint(
+    own_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lightning starts it with the environment of the first, which has decided."""
+    first = agreed_place(lambda: Place(cli_run.claim(own_folder / "runs", "version"), "some.ckpt"))
     monkeypatch.setenv("LOCAL_RANK", "1")
-    assert cli_run.claim(own_folder / "runs", "version").path == folder.path
+    second = agreed_place(lambda: pytest.fail("it must not decide"))
+    assert (second.folder.path, second.checkpoint) == (first.folder.path, "some.ckpt")
+    second.folder.discard()  # that is for the first to do
+    assert first.folder.path.is_dir()
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    with pytest.raises(OSError, match="full"):
+        agreed_place(refuse)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with pytest.raises(SystemExit) as end:  # without a message: the first has given one
+        agreed_place(lambda: pytest.fail("it must not decide"))
+    assert end.value.code == 2
+
+
+def refuse() -> Place:
+    raise OSError("the disk is full")
+
+
+def test_a_further_process_that_nobody_told_anything_says_how_to_start_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NODE_RANK", "1")
+    with pytest.raises(ValueError, match=r"NODE_RANK=1: this is not the first .* torchrun or srun"):
+        agreed_place(refuse)
 
 
 def test_the_folder_holds_what_is_needed_to_repeat_the_run(own_folder: Path) -> None:
@@ -309,7 +334,7 @@ def test_the_time_limit_ends_a_run_at_the_end_of_an_iteration() -> None:
 
 def test_two_limits_of_time_are_refused() -> None:
     with pytest.raises(ValueError, match=r"trainer\.max_time=00:01:00:00: trainer\.callbacks has a Timer, too"):
-        check_options({"max_time": "00:01:00:00"}, [Timer("00:00:30:00")], LineModule())
+        check_options({"max_time": "00:01:00:00"}, [Timer("00:00:30:00")])
 
 
 def test_other_commands_write_beside_the_checkpoint_they_use(own_folder: Path) -> None:

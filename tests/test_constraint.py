@@ -19,6 +19,7 @@ def test_choices_and_forced_tokens_by_hand() -> None:
     assert (forced, leaf.action, leaf.allowed) == ([END], "look", ())
     assert trie.child(5).allowed == (1, 2)
     assert trie.child(5) is trie.child(5)  # members of a group share what was made
+    assert (trie.longest, trie.child(5).longest, trie.child(7).longest, leaf.longest) == (3, 2, 1, 0)
     assert trie.child(5).child(2).follow_forced()[1].action == "go b"
     with pytest.raises(KeyError):
         trie.child(6)

@@ -169,6 +169,7 @@ def test_a_bad_option_is_named(options: dict[str, Any], message: str) -> None:
         ({"statistics": "all"}, "data.credit.statistics: 'all' is unknown"),
         ({"combine": "sum", "estimator": "grpo"}, "data.credit.combine: 'sum' is unknown"),
         ({"omega": -1.0}, "data.credit.omega: -1.0 is not a number ≥ 0"),
+        ({"format_penalty": -0.1}, "data.credit.format_penalty: -0.1 is not a number"),
         ({"invalid_penalty": -0.1}, "data.credit.invalid_penalty: -0.1 is not a number"),
     ],
 )

@@ -262,7 +262,7 @@ model:
 @pytest.fixture
 def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("GIGPO_RUN_FOLDER", "")
+    monkeypatch.setenv("GIGPO_RUN_PLACE", "")
     monkeypatch.delenv("GIGPO_TRACEBACK", raising=False)
     return tmp_path
 

@@ -168,7 +168,7 @@ def test_the_world_of_ones_own_trains(
     write_examples(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("GIGPO_RUN_FOLDER", "")
+    monkeypatch.setenv("GIGPO_RUN_PLACE", "")
     small = ["--trainer.max_epochs=2", "--data.groups=4", "--data.evaluation.tasks=5", "--data.evaluation.seeds=1"]
     assert __main__.main(["fit", "--config", "walk.yaml", *small]) == 0
     out = capsys.readouterr().out

@@ -109,7 +109,7 @@ def test_the_start_copies_what_was_read_last() -> None:
             line = torch.cat([words[:40], word[None], torch.tensor([3, 4])])
             rows = PackedRows.from_lengths([len(line)])
             with torch.no_grad():
-                logits = policy.logits(run_ragged(policy.model, line, rows.position, rows)[-1:])[0]
+                logits = policy.output_layer().all(run_ragged(policy.model, line, rows.position, rows)[-1:])[0]
             gains.append(float(logits[word] - logits[words].mean()))
         return sum(gains) / len(gains)
 

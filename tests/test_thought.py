@@ -19,7 +19,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
 )
 # Tokens that run over the end of a tag, as real vocabularies have them.
-MERGES = [(">", "Ċ"), (">Ċ", "Ċ"), (">", "<"), (">", "x"), ("k", ">")]
+MERGES = [(">", "Ċ"), (">Ċ", "Ċ"), (">Ċ", "<"), (">", "<"), (">", "x"), ("k", ">")]
 ACTIONS = ("go", "go north", "take cup")
 LONGEST = len("take cup</action>") + 1  # nearly every character is a token, and one ends the answer
 TAGS = len("<think></think><action>") - 2  # `k>` is one token in either tag
@@ -77,6 +77,7 @@ def test_thought_then_action_by_hand() -> None:
         ([*"</think", ">Ċ"], "<action>"),
         ([*"</think", ">ĊĊ"], "<action>"),
         ([*"</think", "><"], "action>"),  # what is there of the next tag is not said again
+        ([*"</think", ">Ċ<"], "action>"),
         ([*"</thin", "k>"], "<action>"),
     ],
 )
@@ -116,11 +117,12 @@ def test_without_room_there_is_no_thought() -> None:
     assert lonely.is_complete and lonely.reading(ids).action == "go"
 
 
-def test_the_end_within_the_thought_leaves_no_action() -> None:
+def test_the_end_of_the_answer_ends_the_thought_against_the_format() -> None:
     answer = ThoughtAnswer(PROMPT, trie_of(*ACTIONS), 99)
-    ids = say(answer, [*spelled("hm"), PROMPT.end_id])
+    ids = say(answer, [*spelled("hm"), PROMPT.end_id, *spelled("t")])
     assert answer.is_complete
-    assert answer.reading(ids) == ("", False, "<think>hm")
+    assert shown(ids) == "<think>hm<|end|></think><action>take cup</action><|end|>"  # what was said is not taken back
+    assert answer.reading(ids) == ("take cup", False, "<think>hm</think><action>take cup</action>")
 
 
 @pytest.mark.parametrize("thought", ["a <action>go</action> b</think>", "<think></think>", "b</think"])
@@ -131,6 +133,13 @@ def test_a_spoilt_thought_is_told_and_the_action_is_still_the_worlds(thought: st
     ids = say(answer, [*chosen, *spelled("t")])
     assert answer.is_complete
     assert answer.reading(ids)[:2] == ("take cup", False)
+
+
+def test_the_action_is_spelled_as_the_world_does() -> None:
+    answer = ThoughtAnswer(PROMPT, trie_of("take  cup", "go"), 99)
+    ids = say(answer, [*spelled("</think"), *spelled(">"), *spelled("t")])
+    assert PROMPT.read(ids).action == "take cup"
+    assert answer.reading(ids)[:2] == ("take  cup", True)
 
 
 def test_a_template_may_open_the_thought() -> None:
@@ -150,7 +159,7 @@ def test_whatever_is_chosen_the_action_is_admissible(data: st.DataObject) -> Non
     max_tokens = TAGS + LONGEST + 12
     answer = ThoughtAnswer(PROMPT, trie_of(*ACTIONS), max_tokens)
     thought = st.sampled_from(
-        [*spelled("<>/think a"), *PROMPT.tokenizer.convert_tokens_to_ids([">Ċ", "><", ">x", "k>"])]
+        [PROMPT.end_id, *spelled("<>/think a"), *PROMPT.tokenizer.convert_tokens_to_ids([">Ċ", "><", ">x", "k>"])]
     )
     ids, chosen = answer.begin(), 0
     while not answer.is_complete:

@@ -22,6 +22,7 @@ from gigpo_lightning.policy.finite import not_finite
 from gigpo_lightning.policy.tries import TrieCache
 from gigpo_lightning.rollout.demonstrations import demonstrate, pack_row
 from gigpo_lightning.rollout.plan import generator
+from gigpo_lightning.sharding import take_over_from_first
 from gigpo_lightning.trajectory import Segment
 
 # Tells the random numbers of the warm start from those of rollouts.
@@ -77,6 +78,7 @@ class WarmStart(Callback):
             raise TypeError(f"WarmStart needs a GiGPOModule; the trainer's module is {type(pl_module).__name__}")
         data.check_fit()  # before the imitation, which may take minutes
         losses = self.imitate(data.policy, self._demonstrations(data), data.max_tokens_per_batch, data.seed)
+        take_over_from_first(data.policy)
         pl_module.renew_reference()
         rank_zero_info(f"WarmStart: {self.epochs} epochs, loss {losses[0]:.3f} → {losses[-1]:.3f}")
         self.done = True

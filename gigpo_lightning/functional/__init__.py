@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from .advantages import GigpoCredit, gigpo, normalise_in_groups, step_returns
 from .anchors import group_exact, group_similar
+from .correction import Correction, truncated_importance
 from .logprobs import TokenLogprobs, constrained_logprobs, constrained_logprobs_from_hidden, segment_logsumexp
 from .losses import LossResult, TokenWeights, entropy_loss, k3_kl, kl_loss, policy_loss, token_weights
 from .masked import masked_max, masked_mean, masked_sum
 from .schedules import boosted, lambda_schedule, make_schedule
+from .vocabulary import vocabulary_logprobs
 
 __all__ = [
+    "Correction",
     "GigpoCredit",
     "LossResult",
     "TokenLogprobs",
@@ -33,4 +36,6 @@ __all__ = [
     "segment_logsumexp",
     "step_returns",
     "token_weights",
+    "truncated_importance",
+    "vocabulary_logprobs",
 ]

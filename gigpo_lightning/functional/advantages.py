@@ -38,6 +38,8 @@ SINGLE_MEMBER = ("zero", "raw")
 _ROUND_OFF_FLOAT32 = 1e-6
 _ROUND_OFF_FLOAT64 = 1e-9
 
+_NO_PENALTY = np.float64(0.0)
+
 
 class GigpoCredit(NamedTuple):
     """Per record, float64 [S]: R_t without penalties, A_E, A_S, and their combination A."""
@@ -73,10 +75,10 @@ def step_returns(
     episodes = compact(read_integers("episode_ids", episode_ids, len(values)))
     steps = read_integers("step_index", step_index, len(values))
 
-    def compute(values: Floats, episodes: Ints, steps: Ints) -> tuple[Floats]:
+    def compute(episodes: Ints, values: Floats, steps: Ints) -> tuple[Floats]:
         return (_discounted(values, lay_out(compact(episodes), steps), gamma),)
 
-    return torch.from_numpy(in_chunks(episodes, (values, episodes, steps), compute, 1)[0])
+    return torch.from_numpy(in_chunks(episodes, (values, steps), compute, 1)[0])
 
 
 def gigpo(
@@ -136,12 +138,12 @@ def gigpo(
     steps = read_integers("step_index", step_index, n_records)
     groups = compact(read_integers("group_ids", group_ids, n_records))
     step_groups = compact(read_integers("step_group_ids", step_group_ids, n_records))
-    none = np.broadcast_to(0.0, n_records)  # takes no memory
-    penalty_t = none if penalties is None else read_values("penalties", penalties, n_records)
-    if penalty_t.min(initial=0.0) < 0.0:
-        raise ValueError(f"penalties: {penalty_t.min()} is negative; a penalty is subtracted, give numbers >= 0")
+    inputs: list[NDArray[Any]] = [reward_t, episodes, steps, step_groups]
+    if penalties is not None:
+        inputs.append(penalty_t := read_values("penalties", penalties, n_records))
+        if penalty_t.min(initial=0.0) < 0.0:
+            raise ValueError(f"penalties: {penalty_t.min()} is negative; a penalty is subtracted, give numbers >= 0")
     owned = (OwnedOnce("episode", episodes), OwnedOnce("step group", step_groups))
-    inputs = (reward_t, penalty_t, episodes, steps, groups, step_groups)
     return GigpoCredit(*map(torch.from_numpy, in_chunks(groups, inputs, partial(_gigpo_chunk, rule, owned), 4)))
 
 
@@ -192,17 +194,16 @@ class _Rule(NamedTuple):
 def _gigpo_chunk(
     rule: _Rule,
     owned: tuple[OwnedOnce, OwnedOnce],
+    groups: Ints,
     reward_t: Floats,
-    penalty_t: Floats,
     episodes: Ints,
     steps: Ints,
-    groups: Ints,
     step_groups: Ints,
+    penalty_t: Floats | np.float64 = _NO_PENALTY,
 ) -> tuple[Floats, Floats, Floats, Floats]:
     """The four results for records that hold whole task groups."""
-    for once, ids in zip(owned, (episodes, step_groups), strict=True):
-        once.check(ids, groups)
-    layout = lay_out(compact(episodes), steps)
+    episodes, step_groups = (once.number(ids, groups) for once, ids in zip(owned, (episodes, step_groups), strict=True))
+    layout = lay_out(episodes, steps)
     step_return = _discounted(reward_t, layout, rule.gamma)
     episode_return = np.bincount(layout.episodes, reward_t)[layout.episodes]
     # the sums of |r| behind a score bound its round-off; they are the score itself where no reward is negative
@@ -214,7 +215,7 @@ def _gigpo_chunk(
     a_episode = _normalise(
         rule, episode_return - penalty_t, compact(groups), episode_size + penalty_t, rule.single_member, members
     )
-    a_step = _normalise(rule, step_return - penalty_t, compact(step_groups), step_size + penalty_t, "zero")
+    a_step = _normalise(rule, step_return - penalty_t, step_groups, step_size + penalty_t, "zero")
     share_e, share_s = (rule.weight, 1.0 - rule.weight) if rule.combine == "convex" else (1.0, rule.weight)
     return step_return, a_episode, a_step, share_e * a_episode + share_s * a_step
 
@@ -262,11 +263,11 @@ def _discounted(reward_t: Floats, layout: Layout, gamma: float) -> Floats:
     if layout.slot is not None:
         values = np.empty_like(reward_t)
         values[layout.slot] = reward_t
-    factors = np.where(layout.last, 0.0, gamma)
-    pairs = zip(values[::-1].tolist(), factors[::-1].tolist(), strict=True)
+    # memoryviews give one number after the other: lists of them would claim fresh memory for every chunk
+    pairs = zip(values[::-1].data, layout.last[::-1].data, strict=True)
     follow = 0.0
-    backwards = [follow := reward + factor * follow for reward, factor in pairs]
-    returns = np.array(backwards, dtype=np.float64)[::-1]
+    backwards = (follow := reward if is_last else reward + gamma * follow for reward, is_last in pairs)
+    returns = np.fromiter(backwards, dtype=np.float64, count=len(values))[::-1]
     return returns if layout.slot is None else returns[layout.slot]
 
 

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from difflib import SequenceMatcher
 from itertools import count, pairwise
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from .records import Ints, check_choice, check_unit, read_integers, run_bounds, sorting_order
+from .records import CHUNK_RECORDS, Ints, as_array, check_choice, check_unit, read_integers, run_bounds, sorting_order
 
 SIMILARITY_METHODS = ("leader", "reference")
 
@@ -84,8 +85,8 @@ def _group(
     keys: Sequence[Hashable] | NDArray[Any] | Tensor, group_ids: ArrayLike | Tensor, number: _Numbering
 ) -> Tensor:
     """Apply `number` to the keys of one task group after the other; small dictionaries keep the cost linear."""
-    if isinstance(keys, (np.ndarray, Tensor)):
-        keys = keys.tolist()
+    if isinstance(keys, Tensor):
+        keys = as_array(keys)
     n_steps = len(keys)
     groups = read_integers("group_ids", group_ids, n_steps)
     if n_steps == 0:
@@ -93,17 +94,25 @@ def _group(
     order = sorting_order(groups)
     runs = pairwise(run_bounds(groups if order is None else groups[order]).tolist())
     numbers = count()
-
-    def members(lo: int, hi: int) -> Iterable[Hashable]:
-        return keys[lo:hi] if order is None else map(keys.__getitem__, order[lo:hi].tolist())
-
-    labels = (label for lo, hi in runs for label in number(members(lo, hi), numbers))
+    labels = (
+        label
+        for lo, hi in runs
+        for label in number(_members(keys, slice(lo, hi) if order is None else order[lo:hi]), numbers)
+    )
     step_groups = np.fromiter(labels, dtype=np.int64, count=n_steps)
-    if order is not None:
-        unsorted = np.empty_like(step_groups)
-        unsorted[order] = step_groups
-        step_groups = _by_first_appearance(unsorted)
-    return torch.from_numpy(step_groups)
+    return torch.from_numpy(step_groups if order is None else _by_first_appearance(step_groups, order))
+
+
+def _members(keys: Sequence[Hashable] | NDArray[Any], positions: slice | Ints) -> Iterable[Hashable]:
+    if isinstance(keys, np.ndarray):
+        members: list[Hashable] = keys[positions].tolist()
+        return members
+    if isinstance(positions, slice):
+        return keys[positions]
+    first, *others = positions.tolist()
+    if not others:
+        return [keys[first]]
+    return itemgetter(first, *others)(keys)  # all at once, so that waits for memory overlap; one alone comes bare
 
 
 def _number_equal(keys: Iterable[Hashable], numbers: Iterator[int]) -> Iterable[int]:
@@ -111,13 +120,19 @@ def _number_equal(keys: Iterable[Hashable], numbers: Iterator[int]) -> Iterable[
     return map(table.__getitem__, keys)
 
 
-def _by_first_appearance(labels: Ints) -> Ints:
-    """Rename the labels 0 … n−1 so that they first appear in rising order."""
-    position = np.arange(len(labels))
+def _by_first_appearance(labels: Ints, order: Ints) -> Ints:
+    """Rename the labels 0, 1, … of the records at `order` so that they first appear in rising order of the batch."""
     first = np.empty(int(labels.max()) + 1, dtype=np.int64)
-    first[labels[::-1]] = position[::-1]  # the last write wins: the earliest position
-    rank = np.cumsum(first[labels] == position) - 1
-    return rank[first[labels]]
+    first[labels[::-1]] = order[::-1]  # the last write wins: the earliest position
+    by_position = sorting_order(first)
+    rank = np.arange(len(first))
+    if by_position is not None:
+        rank[by_position] = np.arange(len(first))
+    renamed = np.empty_like(labels)
+    for lo in range(0, len(labels), CHUNK_RECORDS):  # no temporary of the whole length
+        chunk = slice(lo, lo + CHUNK_RECORDS)
+        renamed[order[chunk]] = rank[labels[chunk]]
+    return renamed
 
 
 def _cluster_reference(texts: Sequence[str], threshold: float) -> list[int]:

@@ -104,7 +104,8 @@ def policy_loss(
 
     Returns:
         The loss and, as means over the counted tokens: `clip_frac` (the clipped branch was taken), `dual_clip_frac`,
-        `approx_kl` (k3 of the sampling policy against this one), `ratio_mean`; and `ratio_max`. An empty mask: all 0.
+        `approx_kl` (k3 of the sampling policy against this one), `mismatch` (|logp − logp_old|), `ratio_mean`; and
+        `ratio_max`. An empty mask: all 0.
 
     Raises:
         ValueError: Shapes that differ or a coefficient outside its range.
@@ -130,6 +131,7 @@ def policy_loss(
             "clip_frac": masked_mean(is_clipped.float(), mask),
             "dual_clip_frac": masked_mean(is_dual.float(), mask),
             "approx_kl": masked_mean(ratio - log_ratio - 1.0, mask),
+            "mismatch": masked_mean(log_ratio.abs(), mask),
             "ratio_mean": masked_mean(ratio, mask),
             "ratio_max": masked_max(ratio, mask).clamp(min=0.0),
         }

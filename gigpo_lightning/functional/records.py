@@ -29,13 +29,13 @@ def read_values(name: str, values: ArrayLike | Tensor, n_records: int | None = N
     Raises:
         ValueError: A missing (NaN, None) or infinite value, or a wrong shape.
     """
-    array = _array(values)
+    array = as_array(values)
     if array.dtype.kind not in "fiub" and array.size:
         raise ValueError(f"{name}: {array.dtype} values; expected numbers (a missing one is an error, not 0)")
     if array.ndim != 1 or (n_records is not None and len(array) != n_records):
         wanted = "S" if n_records is None else n_records
         raise ValueError(f"{name}: shape {array.shape}; expected one value per record, [{wanted}]")
-    array = array.astype(np.float64, copy=False)
+    array = np.require(array, np.float64, ["ALIGNED"])  # a field of packed records may not be
     if array.size and not (np.isfinite(array.min()) and np.isfinite(array.max())):  # both pass a NaN on
         bad = int(np.argmin(np.isfinite(array)))
         raise ValueError(f"{name}: {array[bad]} at record {bad}; a missing or infinite value is an error, not 0")
@@ -48,7 +48,7 @@ def read_integers(name: str, values: ArrayLike | Tensor, n_records: int) -> Ints
     Raises:
         ValueError: Values that are no integers, or a wrong shape.
     """
-    array = _array(values)
+    array = as_array(values)
     if array.shape != (n_records,):
         raise ValueError(f"{name}: shape {array.shape}; expected one per record, [{n_records}]")
     if array.dtype.kind not in "iu" and array.size:
@@ -60,9 +60,8 @@ def compact(ids: Ints) -> Ints:
     """The ids as numbers ≥ 0 of about the size of the batch, so that sums per id are direct look-ups."""
     if len(ids) == 0:
         return ids
-    low, high = int(ids.min()), int(ids.max())
-    if high - low <= 2 * len(ids) + 1024:
-        return ids - low if low else ids
+    if (offsets := _dense_offsets(ids)) is not None:
+        return offsets
     numbers: defaultdict[int, int] = defaultdict(count().__next__)
     return np.fromiter(map(numbers.__getitem__, ids.tolist()), dtype=np.int64, count=len(ids))
 
@@ -74,7 +73,8 @@ def sorting_order(ids: Ints) -> Ints | None:
     """
     if bool((ids[1:] >= ids[:-1]).all()):
         return None
-    offsets = (ids - ids.min()).view(np.uint64)
+    low = int(ids.min())
+    offsets = (ids - low if low else ids).view(np.uint64)
     order = np.argsort(offsets.astype(np.uint16), kind="stable")
     for shift in range(16, int(offsets.max()).bit_length(), 16):
         digit = (offsets >> np.uint64(shift)).astype(np.uint16)
@@ -94,23 +94,26 @@ def in_chunks(
     """`compute` on chunks of records that never cut an owner (a task group, an episode), in any order of the input.
 
     Args:
-        owner_ids: Owner of each record [S].
-        inputs: Arrays [S].
-        compute: Gets the slices of the inputs; gives `n_outputs` float arrays of the same length.
+        owner_ids: Owner of each record, compact [S].
+        inputs: Arrays of int64 or float64 [S].
+        compute: Gets the slices of the owners and of the inputs; gives `n_outputs` float arrays of the same length.
         n_outputs: Number of results.
 
     Returns:
         The results of all chunks, each [S], in the order of the input.
     """
     n_records = len(owner_ids)
+    columns = [owner_ids, *inputs]
     order = sorting_order(owner_ids)
-    edges = run_bounds(owner_ids if order is None else owner_ids[order])
+    rows = None if order is None else _as_rows(columns)
+    lengths = np.bincount(owner_ids)
+    edges = np.concatenate([[0], np.cumsum(lengths[lengths > 0])])
     cuts = np.searchsorted(edges, np.arange(0, n_records, CHUNK_RECORDS))
     outputs = [np.empty(n_records) for _ in range(n_outputs)]
     for lo, hi in pairwise(np.unique([*edges[cuts], n_records]).tolist()):
-        chunk = slice(lo, hi) if order is None else order[lo:hi]
-        results = compute(*(values[chunk] for values in inputs))
-        for output, values in zip(outputs, results, strict=True):
+        chunk: Any = slice(lo, hi) if order is None else order[lo:hi]
+        slices = [values[chunk] for values in columns] if rows is None else _as_columns(rows.take(chunk), columns)
+        for output, values in zip(outputs, compute(*slices), strict=True):
             output[chunk] = values
     return outputs
 
@@ -149,21 +152,36 @@ def lay_out(episodes: Ints, steps: Ints) -> Layout:
 
 
 class OwnedOnce:
-    """Checks, chunk of whole owners after chunk, that every id occurs with one owner only."""
+    """Numbers ids, chunk of whole owners after chunk, and checks that every id occurs with one owner only."""
 
     def __init__(self, name: str, ids: Ints) -> None:
         """`ids`: all of them, compact; `name`: what they stand for, for the message."""
+        n_ids = int(ids.max(initial=-1)) + 1
         self._name = name
-        self._is_taken = np.zeros(int(ids.max(initial=-1)) + 1, dtype=np.bool_)
+        self._is_taken = np.zeros(n_ids, dtype=np.bool_)
+        self._place = np.empty(n_ids, dtype=np.int64)
 
-    def check(self, ids: Ints, owners: Ints) -> None:
-        """Raises `ValueError` if an id has two owners among these, or had another in an earlier chunk."""
-        local = compact(ids)
-        owner = np.empty(int(local.max(initial=-1)) + 1, dtype=np.int64)
-        owner[local] = owners
-        if (owner[local] != owners).any() or self._is_taken[ids].any():
+    def number(self, ids: Ints, owners: Ints) -> Ints:
+        """The ids as numbers >= 0 of about the size of the chunk.
+
+        Raises:
+            ValueError: An id has two owners among these, or had another in an earlier chunk.
+        """
+        numbers = self._numbers(ids)
+        owner = np.empty(int(numbers.max(initial=-1)) + 1, dtype=np.int64)
+        owner[numbers] = owners
+        if (owner[numbers] != owners).any() or self._is_taken[ids].any():
             raise ValueError(f"group_ids: one {self._name} lies in two task groups; build it inside one task group")
         self._is_taken[ids] = True
+        return numbers
+
+    def _numbers(self, ids: Ints) -> Ints:
+        if (offsets := _dense_offsets(ids)) is not None:
+            return offsets
+        position = np.arange(len(ids))
+        self._place[ids] = position
+        same = self._place[ids]  # one position for all records of the same id
+        return (np.cumsum(same == position) - 1)[same]
 
 
 def check_unit(name: str, value: float) -> None:
@@ -178,8 +196,38 @@ def check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
         raise ValueError(f"{name}: {value!r} is unknown; choose one of {', '.join(allowed)}")
 
 
-def _array(values: ArrayLike | Tensor) -> NDArray[Any]:
+def as_array(values: ArrayLike | Tensor) -> NDArray[Any]:
+    """The values in numpy, where possible without a copy."""
     if isinstance(values, Tensor):
         values = values.detach().cpu()
         return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
     return np.asarray(values)
+
+
+def _dense_offsets(ids: Ints) -> Ints | None:
+    """The ids less the smallest, or None where they lie too far apart to be indices."""
+    low, high = int(ids.min()), int(ids.max())
+    if high - low > 2 * len(ids) + 1024:
+        return None
+    return ids - low if low else ids
+
+
+def _as_rows(columns: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """The columns side by side, so that a record out of order is one access to memory and not one per column."""
+    fields = [(str(i), _narrow_type(values)) for i, values in enumerate(columns)]
+    rows = np.empty(len(columns[0]), dtype=fields)
+    for lo in range(0, len(rows), CHUNK_RECORDS):  # a chunk stays in the cache until all its columns are there
+        for i, values in enumerate(columns):
+            rows[str(i)][lo : lo + CHUNK_RECORDS] = values[lo : lo + CHUNK_RECORDS]
+    return rows
+
+
+def _narrow_type(values: NDArray[Any]) -> np.dtype[Any]:
+    """Half the memory where it holds every value: what is touched for the first time is dear."""
+    fits = values.dtype.kind == "i" and values.min() >= 0 and values.max() < 1 << 32
+    return np.dtype(np.uint32) if fits else values.dtype
+
+
+def _as_columns(rows: NDArray[Any], columns: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+    """The columns of some rows, each in its own type."""
+    return [rows[str(i)].astype(values.dtype) for i, values in enumerate(columns)]

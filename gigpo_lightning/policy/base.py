@@ -14,16 +14,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gigpo_lightning.batch import MicroBatch
 from gigpo_lightning.envs.base import TaskSet
-from gigpo_lightning.functional.logprobs import (
-    TokenLogprobs,
-    constrained_logprobs,
-    constrained_logprobs_from_hidden,
-)
+from gigpo_lightning.functional.logprobs import TokenLogprobs, constrained_logprobs_from_hidden
+from gigpo_lightning.functional.vocabulary import vocabulary_logprobs
 from gigpo_lightning.policy.generation import OutputLayer
 from gigpo_lightning.policy.ragged import KVCache, PackedRows, run_ragged
 
@@ -146,7 +142,9 @@ class BasePolicy(nn.Module, ABC):
                 "data.segments.max_tokens, or give the policy more positions"
             )
         weight = self.model.get_output_embeddings().weight
-        return KVCache(self.model.config, rows, capacity, weight.dtype, weight.device)
+        kind = weight.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+        return KVCache(self.model.config, rows, capacity, dtype, weight.device)
 
     def feed(self, cache: KVCache, token_ids: Sequence[Sequence[int]]) -> Tensor:
         """Append tokens to the first rows of the cache; returns the final hidden state of each row's last one.
@@ -168,12 +166,6 @@ class BasePolicy(nn.Module, ABC):
     def output_layer(self) -> OutputLayer:
         """The scores of next tokens under the present weights."""
         return OutputLayer(self.model.get_output_embeddings())
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Output layer in float32, whatever the model's type: [N, hidden] → [N, vocabulary]."""
-        head = self.model.get_output_embeddings()
-        bias = getattr(head, "bias", None)
-        return linear(hidden.float(), head.weight.float(), None if bias is None else bias.float())
 
     def chosen_logprobs(self, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies [N] of the chosen tokens, under the constraint that held when sampling."""
@@ -206,4 +198,5 @@ class BasePolicy(nn.Module, ABC):
 
     def _among_all(self, hidden: Tensor, token_ids: Tensor, temperature: float) -> TokenLogprobs:
         """Log-probabilities and entropies [N] of tokens chosen among the whole vocabulary."""
-        return constrained_logprobs(self.logits(hidden), token_ids, temperature=temperature)
+        head = self.model.get_output_embeddings()
+        return vocabulary_logprobs(hidden, head.weight, token_ids, temperature=temperature, bias=head.bias)

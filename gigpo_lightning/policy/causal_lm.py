@@ -201,8 +201,8 @@ class CausalLMPolicy(BasePolicy):
             del state[key]
         return state
 
-    def save_adapter(self, folder: Path) -> None:
-        """Write the adapter as peft does, with the tokenizer.
+    def save_adapter(self, folder: Path, tokenizer: bool = True) -> None:
+        """Write the adapter as peft does, with the tokenizer unless it is not wanted.
 
         Raises:
             ValueError: There is no adapter.
@@ -210,7 +210,8 @@ class CausalLMPolicy(BasePolicy):
         if self.lora is None:
             raise ValueError("policy.lora is null: there is no adapter to write; export the merged model instead")
         self._wrapped[0].save_pretrained(folder)
-        self.prompt.tokenizer.save_pretrained(folder)
+        if tokenizer:
+            self.prompt.tokenizer.save_pretrained(folder)
 
     def save_merged(self, folder: Path) -> None:
         """Write a model as `save_pretrained` does, the adapter added to the weights as they are in the source."""

@@ -66,6 +66,11 @@ class ChatPrompt(PromptFormat):
                 "in policy.chat.template"
             )
         self._separators = self._derive()
+        if self.reasons and self._separators.to_next_answer.rstrip().endswith("</think>"):
+            raise ValueError(
+                f"policy.chat.format='think': the chat template of policy.model={source!r} ends the thought itself, "
+                "before the policy answers: set policy.chat.options to {enable_thinking: true}"
+            )
         self._end = int(tokenizer.convert_tokens_to_ids(self._separators.end))
         self._encoded: dict[str, tuple[int, ...]] = {}
         self.follows_template = self._follows_template()

@@ -45,7 +45,8 @@ class OutputLayer:
             return scores if self._bias is None else scores + self._bias
         if self._full is None:
             self._full = weight.float()
-        return linear(hidden.float(), self._full, self._bias)
+        with torch.autocast(hidden.device.type, enabled=False):
+            return linear(hidden.float(), self._full, self._bias)
 
     def some(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
         """[N, hidden], ids [N, K] → [N, K]: costs K rows of the weights instead of all."""

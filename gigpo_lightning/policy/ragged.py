@@ -7,8 +7,10 @@ stopped). It uses transformers' public attention registry only, and knows nothin
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import NamedTuple
 
 import torch
@@ -20,6 +22,8 @@ from transformers.masking_utils import AttentionMaskInterface
 ATTENTION_NAME = "gigpo_ragged"
 # Up to this share of rows with more than one new token, those attend by themselves.
 FEW_LONG_FRAC = 0.25
+# On a CPU one more call of attention costs as much as this many products of numbers in it.
+CALL_PRODUCTS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +34,13 @@ class PackedRows:
         row: int64 [T], the row of each token.
         position: int64 [T], its position in the row, from 0.
         shape: (number of rows, length of the longest row).
+        runs: Neighbours of equal length, as (rows, length).
     """
 
     row: Tensor
     position: Tensor
     shape: tuple[int, int]
+    runs: tuple[tuple[int, int], ...]
 
     @classmethod
     def from_lengths(cls, lengths: Sequence[int], device: torch.device | str = "cpu") -> PackedRows:
@@ -43,30 +49,49 @@ class PackedRows:
         row = torch.repeat_interleave(torch.arange(len(lengths), device=device), counts)
         starts = torch.cumsum(counts, 0) - counts
         position = torch.arange(len(row), device=device) - starts[row]
-        return cls(row, position, (len(lengths), int(max(lengths, default=0))))
+        runs = tuple((len(list(same)), length) for length, same in groupby(lengths))
+        return cls(row, position, (len(lengths), int(max(lengths, default=0))), runs)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        """Causal attention inside each row. Tensors are [T, heads, head_dim]; returns the same shape as `query`."""
-        # Padding stands at the end of a row, where a causal mask already hides it from every real token.
-        out = scaled_dot_product_attention(
-            self.pad(query),
-            self.pad(key),
-            self.pad(value),
-            is_causal=True,
-            scale=scale,
-            enable_gqa=query.shape[1] != key.shape[1],
+        """Causal attention inside each row. Tensors are [1, heads, T, head_dim]; returns [1, T, heads, head_dim]."""
+        if query.is_cuda:
+            # Padding stands at the end of a row, where a causal mask already hides it from every real token.
+            out = _causal(self.pad(query), self.pad(key), self.pad(value), scale)
+            return out[self.row, :, self.position][None]
+        # On a CPU padding costs more than calls.
+        tokens = [rows * length for rows, length in self.runs]
+        parts = zip(self.runs, query.split(tokens, 2), key.split(tokens, 2), value.split(tokens, 2), strict=True)
+        return _on_line(
+            [_causal(_by_rows(q, *run), _by_rows(k, *run), _by_rows(v, *run), scale) for run, q, k, v in parts]
         )
-        return out[self.row, :, self.position]
 
     def pad(self, x: Tensor) -> Tensor:
-        """[T, heads, head_dim] → [rows, heads, longest, head_dim], zeros at the ends."""
+        """[1, heads, T, head_dim] → [rows, heads, longest, head_dim], zeros at the ends."""
+        x = x[0].transpose(0, 1)
         padded = x.new_zeros(*self.shape, *x.shape[1:])
         padded[self.row, self.position] = x
         return padded.transpose(1, 2)
 
 
+def _by_rows(x: Tensor, rows: int, length: int) -> Tensor:
+    """[1, heads, rows · length, head_dim] → [rows, heads, length, head_dim]."""
+    return x if rows == 1 else x[0].unflatten(1, (rows, length)).transpose(0, 1)
+
+
+def _on_line(runs: Sequence[Tensor]) -> Tensor:
+    """Many [rows, heads, length, head_dim] → [1, T, heads, head_dim]."""
+    flat = [x if len(x) == 1 else x.transpose(0, 1).flatten(1, 2)[None] for x in runs]
+    return torch.cat(flat, 2).transpose(1, 2)
+
+
+def _causal(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+    """[rows, heads, length, head_dim] → the same."""
+    grouped = query.shape[1] != key.shape[1]
+    return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=grouped)
+
+
 class _Block(NamedTuple):
-    """Rows of a cache that attend together.
+    """Rows of a cache that attend together, padded to the longest.
 
     `rows`: their cache rows [R], None for the first R; `tokens`: places of their tokens on the line [T], None for all;
     `packed`: where those stand among the rows; `mask`: bool [R, 1, longest new, longest], True where a token may look.
@@ -76,6 +101,19 @@ class _Block(NamedTuple):
     tokens: Tensor | None
     packed: PackedRows
     mask: Tensor
+
+
+class _Run(NamedTuple):
+    """Neighbouring rows of a cache with equally many new tokens, which attend together without padding the new ones.
+
+    `shape`: (rows, new tokens of each); `keys`, `values`: what they hold in every layer, [rows, heads, longest,
+    head_dim]; `bias`: [rows, 1, new, longest], −∞ where a token must not look; None where it may look at all.
+    """
+
+    shape: tuple[int, int]
+    keys: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]
+    bias: Tensor | None
 
 
 class KVCache:
@@ -92,8 +130,11 @@ class KVCache:
         self.values = torch.zeros(shape, dtype=dtype, device=device)
         self.lengths = [0] * rows
         self.capacity = capacity
+        # What a row may waste in a run: a call's cost, in new tokens × tokens looked at.
+        self._waste = CALL_PRODUCTS // (config.num_attention_heads * head_dim)
         self._row = self._position = torch.empty(0, dtype=torch.int64)
         self._blocks: list[_Block] = []
+        self._runs: list[_Run] = []
 
     def append(self, counts: Sequence[int]) -> Tensor:
         """Announce `counts[i]` new tokens for row i, perhaps none; returns their positions, int64 [sum of counts].
@@ -109,15 +150,21 @@ class KVCache:
             self.lengths[row] += count
         new = PackedRows.from_lengths(counts, device)
         self._row, self._position = new.row, before[new.row] + new.position
-        long = [row for row, count in enumerate(counts) if count > 1]
-        if 0 < len(long) <= FEW_LONG_FRAC * len(counts):
-            # Padded to the longest, every row would pay for the few that read a prompt while the others say a token.
-            is_long = torch.tensor([count > 1 for count in counts], device=device)[new.row]
-            ones = self._block([min(count, 1) * (count == 1) for count in counts], None, (~is_long).nonzero()[:, 0])
-            self._blocks = [ones, self._block([counts[row] for row in long], long, is_long.nonzero()[:, 0])]
+        if self.keys.is_cuda:
+            self._blocks = self._make_blocks(counts, new.row)
         else:
-            self._blocks = [self._block(counts, None, None)]
+            self._runs = self._make_runs(counts)
         return self._position
+
+    def _make_blocks(self, counts: Sequence[int], row: Tensor) -> list[_Block]:
+        """On a GPU a call costs more than padding: one for all rows, or two."""
+        long = [row for row, count in enumerate(counts) if count > 1]
+        if not 0 < len(long) <= FEW_LONG_FRAC * len(counts):
+            return [self._block(counts, None, None)]
+        # Padded to the longest, every row would pay for the few that read a prompt while the others say a token.
+        is_long = torch.tensor([count > 1 for count in counts], device=row.device)[row]
+        ones = self._block([min(count, 1) * (count == 1) for count in counts], None, (~is_long).nonzero()[:, 0])
+        return [ones, self._block([counts[row] for row in long], long, is_long.nonzero()[:, 0])]
 
     def _block(self, counts: Sequence[int], rows: list[int] | None, tokens: Tensor | None) -> _Block:
         device = self.keys.device
@@ -128,6 +175,32 @@ class KVCache:
         mask = (torch.arange(longest, device=device) <= last[:, :, None])[:, None]
         return _Block(None if rows is None else torch.tensor(rows, device=device), tokens, packed, mask)
 
+    def _make_runs(self, counts: Sequence[int]) -> list[_Run]:
+        """On a CPU padding costs more than a call, unless rows are short or alike."""
+        longest, most = max(self.lengths[: len(counts)]), max(counts)
+        # Shifted to the left, this triangle hides what comes after each new token, wherever the row has got to.
+        triangle = torch.full((most, 2 * longest), -torch.inf, dtype=self.keys.dtype).triu_(longest + 1)
+        runs: list[_Run] = []
+        row = 0
+        while row < len(counts):
+            first, new, held = row, counts[row], self.lengths[row]
+            row += 1
+            while row < len(counts) and counts[row] == new:
+                gap = self.lengths[row] - held
+                if new * (gap * (row - first) if gap > 0 else -gap) > self._waste:
+                    break
+                held, row = max(held, self.lengths[row]), row + 1
+            if not new:
+                continue
+            starts = [length - new for length in self.lengths[first:row]]
+            bias = None
+            if new > 1 or min(starts) < held - 1:
+                parts = [triangle[:new, longest - n : longest - n + held] for n in starts]
+                bias = parts[0] if len(parts) == 1 else torch.stack(parts)[:, None]
+            keys, values = (store[:, first:row, :, :held].unbind(0) for store in (self.keys, self.values))
+            runs.append(_Run((row - first, new), keys, values, bias))
+        return runs
+
     def copy(self, source: int, target: int, length: int) -> None:
         """Let row `target` start with the first `length` tokens of row `source`."""
         for store in (self.keys, self.values):
@@ -137,27 +210,31 @@ class KVCache:
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         """Store the new keys and values, then attend to all that their rows hold so far."""
         keys, values = self.keys[layer], self.values[layer]
-        keys[self._row, :, self._position] = key.to(keys.dtype)
-        values[self._row, :, self._position] = value.to(values.dtype)
-        if len(self._blocks) == 1:
-            return self._attend(self._blocks[0], query, keys, values, scale)
-        out = torch.empty_like(query)
+        # Under autocast rotary positions leave float32; attention in the update rounds it to the cache's type, too.
+        keys[self._row, :, self._position] = key[0].transpose(0, 1).to(keys.dtype)
+        values[self._row, :, self._position] = value[0].transpose(0, 1).to(values.dtype)
+        if self._runs:
+            parts = zip(self._runs, query.split([math.prod(run.shape) for run in self._runs], 2), strict=True)
+            return _on_line(
+                [
+                    _attend(_by_rows(part, *run.shape), run.keys[layer], run.values[layer], run.bias, scale)
+                    for run, part in parts
+                ]
+            )
+        out = query.new_empty(query.transpose(1, 2).shape, dtype=keys.dtype)
         for block in self._blocks:
-            out[block.tokens] = self._attend(block, query[block.tokens], keys, values, scale)
+            packed, picked = block.packed, slice(block.packed.shape[0]) if block.rows is None else block.rows
+            chosen = slice(None) if block.tokens is None else block.tokens
+            k, v = (store[picked, :, : block.mask.shape[-1]] for store in (keys, values))
+            found = _attend(packed.pad(query[:, :, chosen]), k, v, block.mask, scale)
+            out[:, chosen] = found[packed.row, :, packed.position]
         return out
 
-    def _attend(self, block: _Block, query: Tensor, keys: Tensor, values: Tensor, scale: float | None) -> Tensor:
-        longest = block.mask.shape[-1]
-        picked = slice(block.packed.shape[0]) if block.rows is None else block.rows
-        out = scaled_dot_product_attention(
-            block.packed.pad(query),
-            keys[picked, :, :longest],
-            values[picked, :, :longest],
-            attn_mask=block.mask,
-            scale=scale,
-            enable_gqa=query.shape[1] != keys.shape[1],
-        )
-        return out[block.packed.row, :, block.packed.position]
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
+    """[rows, heads, new, head_dim] → the same; keys and values are [rows, key heads, longest, head_dim]."""
+    grouped = query.shape[1] != key.shape[1]
+    return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale, enable_gqa=grouped)
 
 
 def _attention(
@@ -173,8 +250,7 @@ def _attention(
     """transformers' attention signature; tensors arrive as [1, heads, T, head_dim], rotary positions applied."""
     if ragged is None:
         raise ValueError(f"a model with attention {ATTENTION_NAME!r} is called through run_ragged() only")
-    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    return ragged.attend(int(module.layer_idx), q, k, v, scaling)[None], None  # type: ignore[arg-type]
+    return ragged.attend(int(module.layer_idx), query, key, value, scaling), None  # type: ignore[arg-type]
 
 
 AttentionInterface.register(ATTENTION_NAME, _attention)

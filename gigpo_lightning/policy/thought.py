@@ -31,10 +31,10 @@ def thought_room(prompt: PromptFormat, longest_action: int, max_tokens: int) -> 
 class ThoughtAnswer(Answer):
     """`<think>…</think><action>` and one of the actions of a trie.
 
-    The thought ends where its text holds `</think>`, and where the room for it is used up `</think>` is put there. What
-    then lacks of `<action>` is put there as well: spaces, and tags begun within a token (`>\\n\\n`, `><`), stay. So the
-    action is always admissible, and the answer well-formed unless the thought spoils it: by a tag of its own, by text
-    after `</think>`, or by the token that ends an answer, which leaves it without an action.
+    The thought ends where its text holds `</think>`. Where the room for it is used up, or the policy says the token
+    that ends an answer, `</think>` is put there. What then lacks of `<action>` is put there as well: spaces, and tags
+    begun within a token (`>\\n\\n`, `><`), stay. So the action is always admissible, and the answer is well-formed
+    unless the thought spoils it: by a tag of its own, by text after `</think>`, or by the token that ends an answer.
 
     Args:
         prompt: A prompt that `reasons`.
@@ -42,12 +42,13 @@ class ThoughtAnswer(Answer):
         max_tokens: Longest answer; where tags and action leave no room in it there is no thought, and it is longer.
     """
 
-    __slots__ = ("_left", "_node", "_prompt", "_tail", "_trie")
+    __slots__ = ("_left", "_node", "_prompt", "_tail", "_trie", "_was_ended")
 
     def __init__(self, prompt: PromptFormat, trie: ActionTrie, max_tokens: int) -> None:
         super().__init__()
         self._prompt, self._trie = prompt, trie
         self._node: ActionTrie | None = None  # once the thought is over
+        self._was_ended = False  # within the thought
         self._left = thought_room(prompt, trie.longest, max_tokens)
         self._tail: list[int] = []  # the last tokens of the thought
 
@@ -59,19 +60,21 @@ class ThoughtAnswer(Answer):
     def take(self, token_id: int) -> list[int]:
         if self._node is not None:
             return self._descend(self._node.child(token_id))
-        if token_id == self._prompt.end_id:
-            self.is_complete = True
-            return []
         self._left -= 1
+        self._was_ended = token_id == self._prompt.end_id
         self._tail = [*self._tail[1 - _TAG_TOKENS :], token_id]
         _, tag, after = _decode(self._prompt, self._tail).partition(END_THINK)
         if tag:
             return self._act(after.lstrip())
-        return [*_encode(self._prompt, END_THINK), *self._act("")] if self._left <= 0 else []
+        if self._was_ended or self._left <= 0:
+            return [*_encode(self._prompt, END_THINK), *self._act("")]
+        return []
 
     def reading(self, token_ids: Sequence[int]) -> Reading:
-        found = self._prompt.read(token_ids)
-        return found if self._node is None else found._replace(action=self._node.action or "")
+        end = self._prompt.end_id
+        found = self._prompt.read([*(i for i in token_ids if i != end), end])
+        action = (self._node.action if self._node else None) or ""
+        return found._replace(action=action, well_formed=found.well_formed and not self._was_ended)
 
     def _act(self, begun: str) -> list[int]:
         """Open the action, of whose tag `begun` is there, up to its first choice."""

@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from gigpo_lightning.batch import Minibatch, cut_by_tokens
+from gigpo_lightning.batch import MicroBatch, Minibatch, cut_by_tokens
 from gigpo_lightning.curriculum import Stage
 from gigpo_lightning.envs.base import TaskSet
 from gigpo_lightning.rollout.collection import CreditRule, make_report
 from gigpo_lightning.rollout.collector import CollectorStats, EpisodeJob
 from gigpo_lightning.rollout.plan import GroupJob, plan_iteration, plan_rows
 from gigpo_lightning.rollout.report import RolloutReport
+from gigpo_lightning.rollout.rescore import Rescore, no_rescore
 from gigpo_lightning.rollout.store import RolloutStore, RolloutWriter
 from gigpo_lightning.trajectory import Episode, Group
 
@@ -90,9 +91,8 @@ def run_iteration(
         writer.write(groups, names, credit)
     store = RolloutStore(path)
     clock.lap("store")
-    report.settle(
-        {**_figures(clock.laps, stats(), len(groups) * spec.members), "credit/lambda": rule.share(controls.lam)}
-    )
+    figures = _over_processes(_figures(clock.laps, stats(), len(groups) * spec.members), spec.world)
+    report.settle({**figures, "credit/lambda": rule.share(controls.lam)})
     return store, report
 
 
@@ -116,15 +116,25 @@ def minibatches_of(
     rank: int,
     iteration: int,
     skip_zero_advantage: bool = False,
+    rescore: Rescore = no_rescore,
 ) -> Iterator[Minibatch]:
-    """All minibatches of an iteration, pass by pass; always `passes` × `minibatches` of them."""
+    """All minibatches of an iteration, pass by pass; always `passes` × `minibatches` of them.
+
+    Before the first, while the weights are still those that sampled, `rescore` may rate the rows anew.
+    """
     trainable = np.flatnonzero((store.chosen_counts > 0) & (store.teaches | (not skip_zero_advantage)))
+    rescored = rescore(store, trainable, temperature, max_tokens)
+
+    def micro_batch(numbers: list[int]) -> MicroBatch:
+        micro = store.micro_batch(numbers)
+        return micro if rescored is None else rescored.correct(micro, numbers)
+
     for index in range(passes):
         parts = plan_rows(len(trainable), minibatches, seed=seed, rank=rank, iteration=iteration, pass_index=index)
         for part in parts:
             rows = trainable[part]
             cuts = cut_by_tokens([int(store.token_counts[r]) for r in rows], max_tokens)
-            yield Minibatch(tuple(store.micro_batch([int(rows[i]) for i in cut]) for cut in cuts), temperature)
+            yield Minibatch(tuple(micro_batch([int(rows[i]) for i in cut]) for cut in cuts), temperature)
 
 
 def rollout_path(folder: Path, iteration: int, rank: int, keep: int) -> Path:
@@ -170,12 +180,25 @@ def _figures(laps: dict[str, float], stats: CollectorStats, episodes: int) -> di
 
 def _sum_over_processes(report: RolloutReport, world: int) -> None:
     """Add up the counts of all processes, so that every process takes the same decisions from them."""
-    if world == 1:
-        return
     # Processes may have met different task types, so the names travel with the numbers.
-    gathered: list[Any] = [None] * world
-    torch.distributed.all_gather_object(gathered, dict(report.tally.sums))
-    report.tally.sums = defaultdict(float)
-    for sums in gathered:
+    total: defaultdict[str, float] = defaultdict(float)
+    for sums in _gathered(dict(report.tally.sums), world):
         for name, value in sums.items():
-            report.tally.sums[name] += value
+            total[name] += value
+    report.tally.sums = total
+
+
+def _over_processes(figures: dict[str, float], world: int) -> dict[str, float]:
+    """Speeds and counts added up; seconds those of the slowest process, for which the others wait."""
+    every = _gathered(figures, world)
+    values = {name: [one[name] for one in every] for name in figures}
+    return {n: sum(v) if n.endswith(("_per_s", "_errors")) else max(v) for n, v in values.items()}
+
+
+def _gathered(own: dict[str, float], world: int) -> list[dict[str, float]]:
+    """The values of all processes, in order of rank."""
+    if world == 1:
+        return [own]
+    every: list[Any] = [None] * world
+    torch.distributed.all_gather_object(every, own)
+    return every

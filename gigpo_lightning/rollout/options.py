@@ -66,6 +66,19 @@ def check_counts(least: int, **counts: int) -> None:
         _require(value >= least, f"data.{name}={value}: must be at least {least}")
 
 
+def check_processes(groups: int, processes: int) -> None:
+    """Every process plays whole groups, and must have one to play.
+
+    Raises:
+        ValueError: There are more processes than groups.
+    """
+    _require(
+        groups >= processes,
+        f"data.groups={groups} for {processes} processes: each plays whole groups; give at least {processes} groups, "
+        "or fewer trainer.devices",
+    )
+
+
 def check_sampling(
     members: int,
     lam: float | None,

@@ -132,7 +132,7 @@ def test_every_command_writes_and_says_where(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("GIGPO_RUN_FOLDER", "")
+    monkeypatch.setenv("GIGPO_RUN_PLACE", "")
     Path("boxes.yaml").write_text(CONFIG)
     for command, line in (
         ("test", "results:     runs/boxes/test_0/results.json"),

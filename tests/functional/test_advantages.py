@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from gigpo_lightning.functional import records
 from gigpo_lightning.functional.advantages import GigpoCredit, gigpo, normalise_in_groups, step_returns
+from gigpo_lightning.functional.anchors import group_exact
 from tests.functional import oracle
 
 # float64 throughout: sums of tens of terms of size 1 to 10, divided by a spread that is at least 1e-3 here
@@ -82,6 +83,33 @@ def test_the_size_of_a_chunk_changes_nothing(batch: Batch, size: int) -> None:
         parts = credit(batch, penalties=batch.penalties)
     for one, other in zip(whole, parts, strict=True):
         torch.testing.assert_close(one, other, **TIGHT)
+
+
+def test_a_shuffled_batch_of_many_chunks() -> None:
+    # 100 groups × 8 episodes × 5 turns in chunks of two or three groups. Step groups are numbered by appearance, so
+    # that those of one chunk lie up to 2,000 apart: too far for a chunk's table (2 · 100 + 1024).
+    record = np.arange(4000)
+    states = np.random.default_rng(0).integers(0, 20, 4000)
+    rewards = np.where(record % 5 == 4, record % 3, 0.0)
+    batch = Batch(rewards, record // 5, record % 5, record // 40, 20 * (record // 40) + states, 0.1 * (record % 2))
+    order = np.random.default_rng(1).permutation(4000)
+    shuffled = batch.take(order)
+    appearance = group_exact(states[order], shuffled.groups)
+    wanted = credit(batch, penalties=batch.penalties)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(records, "CHUNK_RECORDS", 100)
+        found = credit(shuffled._replace(step_groups=appearance), penalties=shuffled.penalties)
+        returns = step_returns(shuffled.rewards, shuffled.episodes, shuffled.steps, 0.95)
+    assert torch.equal(returns, found.step_return)
+    assert torch.equal(found.step_return, wanted.step_return[order])  # an episode's sum is made in one order anywhere
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other[order], **TIGHT)
+
+
+def test_rewards_that_are_a_field_of_packed_records() -> None:
+    packed = np.zeros(3, dtype=[("done", np.bool_), ("reward", np.float64)])  # 9 bytes a record: not aligned
+    packed["reward"] = [0, 1, 2]
+    assert step_returns(packed["reward"], [0, 0, 0], [0, 1, 2], 0.5).tolist() == [1.0, 2.0, 2.0]  # 1 + ½ · 2, ½ · 2
 
 
 def test_worked_example() -> None:

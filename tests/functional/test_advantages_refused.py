@@ -31,6 +31,11 @@ GOOD: dict[str, Any] = {
         ({"step_index": [0, 1, 0, 2]}, "step_index: .* without a gap"),
         ({"step_index": [1, 2, 0, 1]}, "step_index: .* without a gap"),
         ({"step_index": [0, 1, 0, -1]}, "step_index: .* negative"),
+        # records out of order, and a step that 32 bits would take for 1
+        (
+            {"group_ids": [1, 1, 0, 0], "step_group_ids": [0, 1, 2, 3], "step_index": [0, 2**32 + 1, 0, 1]},
+            "without a gap",
+        ),
         ({"step_index": [0, 0, 0, 1]}, "step_index: two records have the same episode and step"),
         ({"group_ids": [0, 0, 0, 1], "step_group_ids": [0, 1, 0, 2]}, "group_ids: one episode lies in two task groups"),
         ({"group_ids": [0, 0, 1, 1]}, "group_ids: one step group lies in two task groups"),

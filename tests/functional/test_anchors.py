@@ -29,6 +29,14 @@ def test_exact_is_the_oracle(steps: list[tuple[int, str]]) -> None:
     assert found.tolist() == oracle.group_exact(keys, groups)
 
 
+@given(STEPS)
+def test_keys_in_an_array_are_the_keys_in_a_list(steps: list[tuple[int, str]]) -> None:
+    groups, keys = [g for g, _ in steps], [ord(k or " ") for _, k in steps]
+    wanted = group_exact(keys, groups)
+    assert torch.equal(group_exact(np.array(keys), groups), wanted)
+    assert torch.equal(group_exact(torch.tensor(keys), groups), wanted)
+
+
 @given(STEPS, st.randoms(use_true_random=False))
 def test_exact_does_not_depend_on_the_order(steps: list[tuple[int, str]], rng: random.Random) -> None:
     order = list(range(len(steps)))

@@ -1,0 +1,135 @@
+"""One minibatch's loss over micro-batches and processes: its parts, padding of zero weight, and its figures.
+
+Processes hold different rows, yet each must go through the same number of forward and backward passes. Knows nothing of
+Lightning: how a tensor is reduced over processes comes in as a function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gigpo_lightning.batch import MicroBatch
+from gigpo_lightning.functional.losses import TokenWeights, entropy_loss, kl_loss, policy_loss, token_weights
+from gigpo_lightning.policy.base import BasePolicy
+
+Reduce = Callable[[Tensor, str], Tensor]  # (tensor, "mean" or "max") → the same on every process
+# Parts of the minibatch's loss, which add up; other figures are means over tokens.
+_PARTS = ("loss/policy", "loss/total")
+_HIGHEST = "loss/ratio_max"
+
+
+@dataclass(frozen=True, slots=True)
+class LossRule:
+    """Clipped surrogate, entropy bonus and KL to a reference; the numbers are the options of `GiGPOModule`."""
+
+    clip_low: float
+    clip_high: float
+    dual_clip: float | None
+    kl_coef: float
+    aggregation: str
+    constant_tokens: float | None
+
+    def weights(self, micro: MicroBatch) -> TokenWeights:
+        """The weight of every chosen token, and what they add to the denominator of the minibatch."""
+        every = torch.ones(len(micro.chosen), dtype=torch.bool, device=micro.chosen.device)
+        return token_weights(every, micro.turn, self.aggregation, constant=self.constant_tokens)
+
+    def part(
+        self,
+        policy: BasePolicy,
+        reference: BasePolicy,
+        micro: MicroBatch,
+        temperature: float,
+        entropy_coef: float,
+        *,
+        weights: Tensor,
+        denominator: float,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The part of the minibatch's loss that this micro-batch holds, and its figures.
+
+        Args:
+            policy: What is trained.
+            reference: What the KL is measured against, by its `reference_logprobs`.
+            micro: A micro-batch with at least one chosen token.
+            temperature: That of sampling.
+            entropy_coef: Weight of the entropy bonus.
+            weights: Of every chosen token, [N]; a token of weight 0 counts for nothing.
+            denominator: Of the whole minibatch.
+        """
+        mask = weights > 0
+        logprobs, entropy = policy.chosen_logprobs(micro, temperature)
+        share: dict[str, Any] = {"denominator": denominator, "weights": weights}
+        surrogate = policy_loss(
+            logprobs,
+            micro.old_logprobs,
+            micro.advantages,
+            mask,
+            clip_low=self.clip_low,
+            clip_high=self.clip_high,
+            dual_clip=self.dual_clip,
+            denominator=denominator,
+            weights=weights if micro.importance is None else weights * micro.importance,
+        )
+        bonus = entropy_loss(entropy, mask, **share)
+        loss = surrogate.loss + entropy_coef * bonus.loss
+        metrics = {**surrogate.metrics, **bonus.metrics, "policy": surrogate.loss.detach()}
+        if self.kl_coef > 0:
+            kl = kl_loss(logprobs, reference.reference_logprobs(micro, temperature), mask, **share)
+            loss = loss + self.kl_coef * kl.loss
+            metrics |= kl.metrics
+        metrics["total"] = loss.detach()
+        return loss, {f"loss/{name}": value for name, value in metrics.items()}
+
+
+def padding(device: torch.device) -> tuple[MicroBatch, Tensor]:
+    """A row of two tokens, the second chosen among itself alone, and its weight 0: every parameter's gradient is 0."""
+    zero, one = torch.zeros(1, dtype=torch.int64, device=device), torch.ones(1, dtype=torch.int64, device=device)
+    nothing = torch.zeros(1, dtype=torch.float32, device=device)
+    micro = MicroBatch(
+        token_ids=torch.zeros(2, dtype=torch.int64, device=device),
+        lengths=(2,),
+        chosen=one,
+        turn=zero,
+        old_logprobs=nothing,
+        advantages=nothing,
+        allowed_ids=zero,
+        allowed_counts=one,
+    )
+    return micro, nothing
+
+
+class LossFigures:
+    """The figures of one minibatch, from those of its micro-batches on all processes."""
+
+    def __init__(self) -> None:
+        self._tokens = 0.0
+        self._sums: dict[str, Tensor] = {}
+
+    def add(self, metrics: dict[str, Tensor], tokens: int) -> None:
+        """Count a micro-batch with so many chosen tokens; 0 for padding."""
+        self._tokens += tokens
+        for name, value in metrics.items():
+            before = self._sums.get(name, torch.zeros_like(value))
+            if name == _HIGHEST:
+                self._sums[name] = torch.maximum(before, value)
+            else:
+                self._sums[name] = before + (value if name in _PARTS else value * tokens)
+
+    def over_processes(self, reduce: Reduce) -> dict[str, Tensor]:
+        """Means over the tokens of all processes, the same on each, which must all ask; empty where nobody had any.
+
+        The parts of the loss are means over processes: as with gradients, the denominator is such a mean.
+        """
+        if not self._sums:
+            return {}
+        highest = reduce(self._sums.pop(_HIGHEST), "max")
+        names = list(self._sums)
+        tokens = highest.new_tensor(self._tokens)
+        tokens, *values = reduce(torch.stack([tokens, *[self._sums[name] for name in names]]), "mean").unbind()
+        figures = {n: v if n in _PARTS else v / tokens for n, v in zip(names, values, strict=True)}
+        return {**figures, _HIGHEST: highest}
