@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from gigpo_lightning import __main__
 from gigpo_lightning.batch import Minibatch, cut_by_tokens
 from gigpo_lightning.callbacks.checkpoint import IterationCheckpoint
+from gigpo_lightning.callbacks.lambda_decay import LambdaDecay
 from gigpo_lightning.datamodule import RolloutDataModule
 from gigpo_lightning.module import GiGPOModule
 from gigpo_lightning.rollout.store import RolloutStore
@@ -159,6 +160,8 @@ def sharded_runs() -> None:
         last = Path(name) / "checkpoints/last.ckpt"
         strategy: Any = "ddp" if name == "ddp" else FullyShardedStrategy()
         path = str(last) if last.exists() else None
-        _, module, _ = fit(Path(name), epochs, [IterationCheckpoint()], None, model, path, devices=2, strategy=strategy)
+        # λ of the first resumed iteration is right only where the checkpoint is read before the fit begins.
+        callbacks = [LambdaDecay("linear", start=1.0, end=0.0, span=3), IterationCheckpoint()]
+        _, module, _ = fit(Path(name), epochs, callbacks, None, model, path, devices=2, strategy=strategy)
         spread = {isinstance(parameter, DTensor) for parameter in module.policy.parameters()}
         assert spread == {name != "ddp"}
