@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from gigpo_lightning.sharding import FullyShardedStrategy
+from gigpo_lightning.policy.base import BasePolicy
+from gigpo_lightning.sharding import FullyShardedStrategy, gathered
 
 _TRAINING = (SingleDeviceStrategy, DDPStrategy, FullyShardedStrategy)
 # Large enough for the optimisers of bitsandbytes to keep its state in 8 bits.
@@ -73,6 +74,18 @@ def settle_precision(strategy: Strategy) -> None:
             "lost; bf16-mixed, or policy.dtype=bfloat16 with lora, keep what is trained in float32"
         )
         strategy.precision_plugin = BFloat16("bf16-true")
+
+
+@contextmanager
+def acting(policy: BasePolicy, precision: Precision) -> Iterator[BasePolicy]:
+    """The policy in evaluation mode, whole on every process, in the precision of the update. All processes must enter."""
+    training = policy.training
+    policy.eval()
+    try:
+        with gathered(policy), precision.forward_context():
+            yield policy
+    finally:
+        policy.train(training)
 
 
 @contextmanager

@@ -222,13 +222,13 @@ def numbers() -> np.random.Generator:
 
 
 def trained(
-    root: Path, source: str, epochs: int = 1, lora: LoRA | None = None, **data: Any
+    root: Path, source: str, epochs: int = 1, lora: LoRA | None = None, precision: str = "32-true", **data: Any
 ) -> tuple[torch.Tensor, dict[str, float]]:
     """Updates of plain descent from the same start; the change of the weights, and the figures of the run."""
     policy = CausalLMPolicy(source, chat=CHAT, lora=lora)
     options = {"minibatches": 1, "engine": VLLM(), "segments": SegmentRule(max_tokens=200), **data}
     model = {"policy": policy, "optimizer": sgd, "gradient_clip": None}
-    trainer, module, datamodule = fit(root, epochs=epochs, data=options, model=model)
+    trainer, module, datamodule = fit(root, epochs=epochs, data=options, model=model, precision=precision)
     start = CausalLMPolicy(source, chat=CHAT, lora=lora)
     start.prepare()
     before = torch.nn.utils.parameters_to_vector(start.parameters()).detach()
@@ -251,6 +251,14 @@ def test_dropout_has_no_part_in_the_rating(tmp_path: Path, source: str, fake: Fa
     step, figures = trained(tmp_path, source, epochs=2, lora=LoRA(r=4, alpha=32.0, dropout=0.5))
     assert float(step.abs().max()) > 1e-3
     assert figures["mismatch/ratio_max"] == pytest.approx(1.0, abs=1e-4)
+
+
+def test_the_rating_is_in_the_precision_of_the_update(tmp_path: Path, source: str, fake: Fake) -> None:
+    """Under autocast, too: else the ratio of the first update would hold what bfloat16 rounds."""
+    _, figures = trained(tmp_path, source, precision="bf16-mixed")
+    assert figures["loss/mismatch"] < 1e-6
+    # The weights are float32: they are compared as such, while policy and sampler differ by the rounding.
+    assert figures["mismatch/probe"] < 1e-4 and figures["mismatch/kl_k3"] > 1e-7
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ class VLLMEngine:
         self.figures: dict[str, float] = {}
 
     def begin(self, slots: int, temperature: float) -> None:
-        with undisturbed():
+        with undisturbed(), torch.autocast(self._policy.model.device.type, enabled=False):
             self._be_current()
         self._temperature = temperature
         self.tokens = self.shared_tokens = 0
@@ -155,7 +155,10 @@ class VLLMEngine:
 
     def step(self) -> list[Said]:
         complete: list[Said] = []
-        for output in self._llm.step() if self._asked else ():
+        # It computes in the type of its weights, as it was started to; autocast is for the policy.
+        with torch.autocast(self._policy.model.device.type, enabled=False):
+            outputs = self._llm.step() if self._asked else ()
+        for output in outputs:
             row = self._asked.get(output.request_id)
             if row is not None and self._take(row, output):
                 complete.append(row.said)

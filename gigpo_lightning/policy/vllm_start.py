@@ -115,9 +115,11 @@ def undisturbed() -> Iterator[None]:
     python, arrays = random.getstate(), np.random.get_state()
     threads, set_threads = torch.get_num_threads(), torch.set_num_threads
     device = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices=device):
-        yield
-    random.setstate(python)
-    np.random.set_state(arrays)
-    torch.set_num_threads = set_threads  # the CPU build puts a function there that does nothing
-    torch.set_num_threads(threads)
+    try:
+        with torch.random.fork_rng(devices=device):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(arrays)
+        torch.set_num_threads = set_threads  # the CPU build puts a function there that does nothing
+        torch.set_num_threads(threads)
