@@ -78,7 +78,7 @@ def settle_precision(strategy: Strategy) -> None:
 
 @contextmanager
 def acting(policy: BasePolicy, precision: Precision) -> Iterator[BasePolicy]:
-    """The policy in evaluation mode, whole on every process, in the precision of the update. All processes must enter."""
+    """The policy in evaluation mode, whole on every process, in the update's precision. All processes must enter."""
     training = policy.training
     policy.eval()
     try:
