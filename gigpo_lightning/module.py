@@ -225,8 +225,8 @@ class GiGPOModule(pl.LightningModule):
 
     def validation_step(self, batch: EvaluationBatch, batch_idx: int) -> None:
         row = self._evaluate(batch)
-        self.log(f"val/{batch.stage}/success", row["success"], batch_size=1, logger=False)
-        self.log(f"val/{batch.stage}/length", row["length"], batch_size=1, logger=False)
+        for name in ("success", "length", "well_formed"):
+            self.log(f"val/{batch.stage}/{name}", row[name], batch_size=1, logger=False)
 
     def test_step(self, batch: EvaluationBatch, batch_idx: int) -> None:
         row = self._evaluate(batch)

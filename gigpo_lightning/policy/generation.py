@@ -26,7 +26,7 @@ class Choice:
 class OutputLayer:
     """Scores of next tokens in float32, whatever the type of the weights: rounded ones would not be the update's.
 
-    Made anew for every collection: where such products cannot be added up in float32 it holds a copy of the weights.
+    Made anew for every collection: where short products cannot be added up in float32 it holds such a copy of weights.
 
     Args:
         layer: The output layer, with `weight` [vocabulary, hidden] and perhaps `bias` [vocabulary].
