@@ -347,7 +347,7 @@ def test_a_missing_package_ends_a_fit_before_the_model_is_loaded(
 ) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
     policy = CausalLMPolicy("never/loaded")
-    with pytest.raises(ValueError, match=r"needs vllm, which is not installed: pip install 'gigpo-lightning\[vllm\]'"):
+    with pytest.raises(ValueError, match=r"needs vllm, which is not installed: pip install '\.\[vllm\]'"):
         fit(tmp_path, data={"engine": VLLM()}, model={"policy": policy})
 
 

