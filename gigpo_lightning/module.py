@@ -22,8 +22,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from gigpo_lightning.batch import Minibatch
-from gigpo_lightning.placement import check_optimizer, check_strategy, made_in_float32, settle_precision
+from gigpo_lightning.placement import check_optimizer, check_strategy, settle_precision
 from gigpo_lightning.policy.base import BasePolicy
+from gigpo_lightning.policy.default_type import float32_by_default
 from gigpo_lightning.policy.finite import not_finite
 from gigpo_lightning.rollout.collector import EpisodeJob
 from gigpo_lightning.rollout.evaluation import EvaluationBatch, outcomes, summarise
@@ -88,7 +89,7 @@ class GiGPOModule(pl.LightningModule):
             check_strategy(self.trainer.strategy)
 
     def configure_model(self) -> None:
-        with made_in_float32():
+        with float32_by_default():
             self.policy.prepare(self.trainer.datamodule.tasks)  # type: ignore[attr-defined]
         fitting = self.trainer.state.fn == TrainerFn.FITTING
         if fitting and self.loss.kl_coef > 0 and self.reference is None:

@@ -88,17 +88,6 @@ def acting(policy: BasePolicy, precision: Precision) -> Iterator[BasePolicy]:
         policy.train(training)
 
 
-@contextmanager
-def made_in_float32() -> Iterator[None]:
-    """Policies are made in types of their own; Lightning makes bfloat16 the default while it asks for the model."""
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(default)
-
-
 def check_optimizer(optimizer: Optimizer, make: Callable[[Iterable[Tensor]], Optimizer], device: torch.device) -> None:
     """Let an optimiser of bitsandbytes make a step on a weight of its own: what it lacks shows only there.
 

@@ -19,7 +19,7 @@ from gigpo_lightning.policy.base import BasePolicy
 from gigpo_lightning.policy.causal_lm import CausalLMPolicy
 from gigpo_lightning.policy.engine import Said
 from gigpo_lightning.policy.engine_options import EngineOptions
-from gigpo_lightning.policy.vllm_start import start, undisturbed
+from gigpo_lightning.policy.vllm_start import own_types, start, undisturbed
 from gigpo_lightning.policy.vllm_weights import Weights
 
 _SEEDS = 1 << 62
@@ -119,7 +119,7 @@ class VLLMEngine:
         self.figures: dict[str, float] = {}
 
     def begin(self, slots: int, temperature: float) -> None:
-        with undisturbed(), torch.autocast(self._policy.model.device.type, enabled=False):
+        with undisturbed(), own_types(self._policy.model.device):
             self._be_current()
         self._temperature = temperature
         self.tokens = self.shared_tokens = 0
@@ -155,8 +155,7 @@ class VLLMEngine:
 
     def step(self) -> list[Said]:
         complete: list[Said] = []
-        # It computes in the type of its weights, as it was started to; autocast is for the policy.
-        with torch.autocast(self._policy.model.device.type, enabled=False):
+        with own_types(self._policy.model.device):
             outputs = self._llm.step() if self._asked else ()
         for output in outputs:
             row = self._asked.get(output.request_id)

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from gigpo_lightning.policy.causal_lm import CausalLMPolicy
+from gigpo_lightning.policy.default_type import float32_by_default
 
 # The ranks that vLLM has kernels for (vllm.config.lora.MaxLoRARanks).
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
@@ -107,6 +108,13 @@ def _check(policy: CausalLMPolicy, capacity: int, args: dict[str, Any]) -> None:
         )
     if policy.lora is not None and policy.lora.r > LORA_RANKS[-1]:
         raise ValueError(f"policy.lora.r={policy.lora.r}: vLLM has kernels up to {LORA_RANKS[-1]}")
+
+
+@contextmanager
+def own_types(device: torch.device) -> Iterator[None]:
+    """vLLM computes in the types that it was started with, whatever the trainer's precision is."""
+    with float32_by_default(), torch.autocast(device.type, enabled=False):
+        yield
 
 
 @contextmanager

@@ -27,7 +27,7 @@ class Weights:
 
     Args:
         llm: A `vllm.LLMEngine` in this process.
-        policy: Prepared; in evaluation mode, and not under autocast, whenever this is used.
+        policy: Prepared; in evaluation mode, and without autocast, whenever this is used.
         capacity: Longest sequence that vLLM reads.
         tolerance: Largest mean difference of log-probs on the probe; None for that of the weights' type.
     """
