@@ -18,9 +18,9 @@ from tests.toy_world import BoxTasks
 
 
 class Tokens(Answer):
-    """A free answer of a given number of tokens."""
+    """A free answer of a given number of tokens, whatever they are; without one it never ends."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int = 10_000) -> None:
         super().__init__()
         self.left = count
 

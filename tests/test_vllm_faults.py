@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,13 @@ import pytest
 import torch
 
 from gigpo_lightning.batch import MicroBatch, Minibatch
-from gigpo_lightning.policy.answering import Answer
 from gigpo_lightning.policy.causal_lm import CausalLMPolicy, LoRA
 from gigpo_lightning.policy.vllm import VLLM, VLLMEngine
 from gigpo_lightning.policy.vllm_weights import PROBE_TOKENS, probe_tokens
 from gigpo_lightning.rollout.context import SegmentRule
 from tests import fake_vllm
 from tests.fake_vllm import Faults, LLMEngine
+from tests.test_engine import Tokens
 from tests.test_vllm import LORAS, RULE, THINK, change, difference, play
 from tests.tiny_lm import CHAT, made, save_tiny
 from tests.toy_run import fit, make_policy, rollouts, sgd, weights
@@ -155,8 +154,8 @@ def test_a_collection_that_broke_off_leaves_nothing_behind(source: str, fake: Fa
     policy = made(source)
     engine = engine_of(policy)
     engine.begin(2, 1.0)
-    engine.ask(0, policy.prompt.header("a", (), "b"), Free(), numbers())
-    engine.ask(1, policy.prompt.header("a", (), "b"), Free(), numbers())
+    engine.ask(0, policy.prompt.header("a", (), "b"), Tokens(), numbers())
+    engine.ask(1, policy.prompt.header("a", (), "b"), Tokens(), numbers())
     assert engine.step() == [] and len(fake[1][0].requests) == 2
     engine.leave(1)
     assert len(fake[1][0].requests) == 1
@@ -168,7 +167,7 @@ def test_an_answer_that_never_ends_is_an_error(source: str, fake: Fake) -> None:
     policy = made(source)
     engine = VLLM().make(policy, 40, 1)
     engine.begin(1, 1.0)
-    engine.ask(0, policy.prompt.header("a", (), "b"), Free(), numbers())
+    engine.ask(0, policy.prompt.header("a", (), "b"), Tokens(), numbers())
     with pytest.raises(ValueError, match="outgrew the 40 tokens"):
         drain(engine)
 
@@ -179,34 +178,15 @@ def test_tokens_are_counted(source: str, fake: Fake) -> None:
     engine.begin(2, 1.0)
     ids = [*range(6, 46)]  # 40 tokens: two blocks of 16 are kept
     for slot in range(2):
-        engine.ask(slot, ids, Free(3), numbers())
+        engine.ask(slot, ids, Tokens(3), numbers())
         drain(engine)
     # The first reads 40 and says 3; the second reads 8.
     assert (engine.tokens, engine.shared_tokens) == (40 + 3 + 8 + 3, 32)
     before = engine.tokens
-    engine.ask(0, [*ids, *engine._rows[0].token_ids[40:], *range(50, 60)], Free(1), numbers())
+    engine.ask(0, [*ids, *engine._rows[0].token_ids[40:], *range(50, 60)], Tokens(1), numbers())
     engine.step()
     # 53 tokens; 42 were read, of which 32 are whole blocks. A turn that goes on shares nothing.
     assert (engine.tokens - before, engine.shared_tokens) == (53 - 32 + 1, 32)
-
-
-class Free(Answer):
-    """A free answer of a given number of tokens, whatever they are; without one it never ends."""
-
-    def __init__(self, left: int = 10_000) -> None:
-        super().__init__()
-        self.left = left
-
-    def begin(self) -> list[int]:
-        return []
-
-    def take(self, token_id: int) -> list[int]:
-        self.left -= 1
-        self.is_complete = self.left <= 0
-        return []
-
-    def reading(self, token_ids: Sequence[int]) -> Any:
-        raise NotImplementedError
 
 
 def drain(engine: VLLMEngine) -> None:
