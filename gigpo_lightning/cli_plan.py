@@ -7,6 +7,7 @@ long one takes.
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import sys
 import tempfile
@@ -36,6 +37,8 @@ _EPISODES = 16
 # Left out of a probe: they write where the run would, show its progress, or train for minutes before it.
 _LEFT_OUT = ("IterationCheckpoint", "IterationProgress", "WarmStart", "EvaluationFiles")
 
+# They tell of seeds and devices, which are no part of a plan.
+_TALKATIVE = ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.seed")
 # The trainer of a probe: iterations only.
 _PROBE_TRAINER = {
     "max_steps": -1,
@@ -62,10 +65,16 @@ def run_plan(args: Sequence[str]) -> int:
     """
     quieten()
     folder = tempfile.mkdtemp(prefix="gigpo-plan-")
+    loggers = [logging.getLogger(name) for name in _TALKATIVE]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.WARNING)
     try:
         return PlanCLI(args, Path(folder)).code
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 class PlanCLI(GiGPOCLI):

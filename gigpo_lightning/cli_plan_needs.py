@@ -28,6 +28,8 @@ CONTEXT_BYTES = round(0.75 * GIB)
 TIGHT_FRAC = 0.9
 # Where no tokenizer is at hand to count with: the share of tokens that are chosen, ids to choose among, a long prompt.
 _CHOSEN_FRAC, _ALLOWED, _PROMPT_TOKENS = 0.1, 8, 640
+# Tokens that a segment needs beside its longest prompt to be worth its prompt.
+_SHORTEST_ANSWERS = 128
 
 
 @dataclass(frozen=True)
@@ -196,7 +198,7 @@ def _alternatives(setup: Setup) -> list[tuple[str, Setup]]:
         found.append((f"--data.rows={rows}", replace(setup, rows=rows)))
     if micro >= 256:
         found.append((f"--data.max_tokens_per_batch={micro}", replace(setup, micro_tokens=micro)))
-    if longest >= 2 * setup.prompt_tokens:
+    if longest >= setup.prompt_tokens + _SHORTEST_ANSWERS:
         found.append((f"--data.segments.max_tokens={longest}", replace(setup, max_tokens=longest)))
     policy, prefix = setup.policy, "--model.policy.init_args."
     if not isinstance(policy, CausalLMPolicy):

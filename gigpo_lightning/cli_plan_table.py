@@ -42,9 +42,9 @@ class Room:
 def show_memory(setup: Setup, needs: Needs, room: Room, savings: Sequence[tuple[str, int]]) -> None:
     """Print what is needed, whether that is there, and what would help."""
     table = _table(f"Memory of a run on a {room.device}", "", "bytes", "of what")
-    frozen = needs.parameters - needs.trained
-    counts = f"{_millions(needs.parameters)} parameters, {_millions(needs.trained)} of them trained"
-    table.add_row("weights", format_size(needs.weights), counts if frozen else f"{counts.split(',')[0]}, all trained")
+    trained = f"{_millions(needs.trained)} of them" if needs.trained < needs.parameters else "all"
+    counts = f"{_millions(needs.parameters)} parameters, {trained} trained"
+    table.add_row("weights", format_size(needs.weights), counts)
     table.add_row("gradients", format_size(needs.gradients), "of what is trained")
     table.add_row("optimiser state", format_size(needs.optimizer), setup.optimizer_name)
     reference = "frozen copy of the weights" if needs.reference else "none: " + _no_reference(setup)

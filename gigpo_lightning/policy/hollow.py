@@ -121,8 +121,8 @@ class HollowPolicy:
         Raises:
             ValueError: The optimiser cannot be tried without values.
         """
+        optimizer = factory([p for p in self.policy.parameters() if p.requires_grad])
         with self._mode:
-            optimizer = factory([p for p in self.policy.parameters() if p.requires_grad])
             if hasattr(optimizer, "init_state"):
                 return bitsandbytes_state(optimizer), 0
             for group in optimizer.param_groups:
@@ -131,7 +131,7 @@ class HollowPolicy:
             try:
                 with LiveBytes(self._known, stand_ins({}, 0)) as live:
                     optimizer.step()
-            except (RuntimeError, NotImplementedError) as error:
+            except (RuntimeError, ArithmeticError) as error:  # NotImplementedError is a RuntimeError
                 raise ValueError(f"{type(optimizer).__name__} cannot be tried without values: {error}") from error
             state = storage_bytes(tensors_in(list(optimizer.state.values())))
         return state, max(live.peak - state, 0)

@@ -73,7 +73,7 @@ def replace_tensors(module: nn.Module) -> None:
 def stand_ins(repeated: Mapping[int, int], nonzero: int) -> dict[Any, Callable[..., Any]]:
     """Answers where shapes or branches depend on values: checks pass, n numbers of repetitions make `repeated[n]`."""
     return {
-        _ATEN._local_scalar_dense.default: lambda x: 1,
+        _ATEN._local_scalar_dense.default: lambda x: 0.5 if x.is_floating_point() else 1,
         _ATEN.equal.default: lambda one, other: True,
         _ATEN.nonzero.default: lambda x: ids(nonzero, 1),
         _ATEN.repeat_interleave.Tensor: lambda repeats, output_size=None: ids(repeated[len(repeats)]),
