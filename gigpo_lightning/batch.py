@@ -26,7 +26,7 @@ class MicroBatch:
         old_logprobs: float32 [N], as the sampling policy assigned them.
         advantages: float32 [N], the advantage of the token's turn.
         allowed_ids: int64 [M], the allowed ids of every chosen token, concatenated.
-        allowed_counts: int64 [N], their numbers; None where decoding was unconstrained.
+        allowed_counts: int64 [N], their numbers, 0 where the whole vocabulary was allowed; None if it was for all.
     """
 
     token_ids: Tensor
@@ -58,11 +58,7 @@ class PackRow(NamedTuple):
 
 
 def pack(rows: Sequence[PackRow]) -> MicroBatch:
-    """Lay rows end to end. An advantage goes to the tokens of its own turn, and to no other.
-
-    Raises:
-        ValueError: Some chosen tokens were constrained and others were not.
-    """
+    """Lay rows end to end. An advantage goes to the tokens of its own turn, and to no other."""
     chosen, turn, advantages = [], [], []
     offset = turn_offset = 0
     where = [np.flatnonzero(row.response_mask) for row in rows]
@@ -74,12 +70,6 @@ def pack(rows: Sequence[PackRow]) -> MicroBatch:
         offset += len(row.token_ids)
         turn_offset += len(row.advantages)
     counts = _join([row.allowed_counts for row in rows], np.int64)
-    tokens = sum(map(len, where))
-    if len(counts) not in (0, tokens):
-        raise ValueError(
-            f"{len(counts)} of {tokens} chosen tokens were constrained: the world lists admissible actions on some "
-            "turns only; list them on every turn, or set data.constrain to false"
-        )
     return MicroBatch(
         token_ids=_join([row.token_ids for row in rows], np.int64),
         lengths=tuple(len(row.token_ids) for row in rows),
@@ -88,7 +78,7 @@ def pack(rows: Sequence[PackRow]) -> MicroBatch:
         old_logprobs=_join([row.logprobs[index] for row, index in zip(rows, where, strict=True)], np.float32),
         advantages=_join(advantages, np.float32),
         allowed_ids=_join([row.allowed_ids for row in rows], np.int64),
-        allowed_counts=counts if len(counts) else None,
+        allowed_counts=counts if counts.any() else None,
     )
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gigpo_lightning.functional.advantages import GigpoCredit, gigpo
 from gigpo_lightning.functional.anchors import group_exact
-from gigpo_lightning.trajectory import EndReason, Group
+from gigpo_lightning.trajectory import EndReason, Group, Turn
 
 _Entry = TypeVar("_Entry")
 
@@ -77,6 +77,7 @@ def credit_groups(
     statistics: str = "trajectory",
     combine: str = "convex",
     invalid_penalty: float = 0.1,
+    format_penalty: float = 0.0,
     penalty_in_returns: bool = False,
     detector: str | Detector = "exact",
 ) -> Credit:
@@ -91,7 +92,8 @@ def credit_groups(
         statistics: `trajectory` (over episodes) or `step` (over records) for the episode advantage.
         combine: `convex` or `additive`.
         invalid_penalty: What an invalid action costs, ≥ 0, subtracted from the scores of its own turn.
-        penalty_in_returns: Subtract it from the turn's reward instead, so that it enters both returns.
+        format_penalty: What an answer that breaks its format costs, ≥ 0, in the same way; a turn may cost both.
+        penalty_in_returns: Subtract them from the turn's reward instead, so that they enter both returns.
         detector: Name of the detector that forms step groups, or a function (keys, group_ids) -> step_group_ids.
 
     Raises:
@@ -100,14 +102,15 @@ def credit_groups(
     """
     compute = _pick("estimator", estimator, ESTIMATORS)
     detect = _pick("detector", detector, DETECTORS) if isinstance(detector, str) else detector
-    if not 0.0 <= invalid_penalty < float("inf"):
-        raise ValueError(f"invalid_penalty: {invalid_penalty} is not a number >= 0; 0 is off, 0.1 the usual value")
-    records = _lay_flat(groups, detect)
-    penalties = invalid_penalty * records.penalties
+    for name, penalty in (("invalid_penalty", invalid_penalty), ("format_penalty", format_penalty)):
+        if not 0.0 <= penalty < float("inf"):
+            raise ValueError(f"{name}: {penalty} is not a number >= 0; 0 is off, 0.1 the usual value")
+    records = _lay_flat(
+        groups, detect, lambda t: invalid_penalty * (not t.valid) + format_penalty * (not t.well_formed)
+    )
     if penalty_in_returns:
-        records = records._replace(rewards=records.rewards - penalties, penalties=torch.zeros_like(penalties))
-    else:
-        records = records._replace(penalties=penalties)
+        rewards, none = records.rewards - records.penalties, torch.zeros_like(records.penalties)
+        records = records._replace(rewards=rewards, penalties=none)
     parts = compute(records, CreditOptions(lam, gamma, norm, statistics, combine))
     sizes = torch.bincount(records.step_group_ids)
     sizes = sizes[sizes > 0]
@@ -151,8 +154,7 @@ ESTIMATORS: dict[str, Estimator] = {"gigpo": _gigpo, "grpo": _grpo, "step": _ste
 DETECTORS: dict[str, Detector] = {"exact": group_exact}
 
 
-def _lay_flat(groups: Sequence[Group], detect: Detector) -> Records:
-    """`penalties` is 1 where the action was invalid."""
+def _lay_flat(groups: Sequence[Group], detect: Detector, penalty: Callable[[Turn], float]) -> Records:
     episodes = [(g, episode) for g, group in enumerate(groups) for episode in group.episodes]
     failed = [episode for _, episode in episodes if episode.end is EndReason.ERROR]
     if failed:
@@ -168,7 +170,7 @@ def _lay_flat(groups: Sequence[Group], detect: Detector) -> Records:
     group_ids = torch.from_numpy(np.array([g for g, _ in episodes])[episode_ids])
     return Records(
         rewards=torch.tensor([_reward(turn.reward) for turn in turns], dtype=torch.float64),
-        penalties=torch.tensor([not turn.valid for turn in turns], dtype=torch.float64),
+        penalties=torch.tensor([penalty(turn) for turn in turns], dtype=torch.float64),
         episode_ids=torch.from_numpy(episode_ids),
         step_index=torch.from_numpy(np.arange(len(turns)) - starts[episode_ids]),
         group_ids=group_ids,

@@ -20,7 +20,10 @@ class EndReason(str, Enum):
 class Turn:
     """One observation, the response to it, and what the environment answered.
 
-    `anchor` is the key of the state in which the action was taken; `tokens` the number of sampled tokens.
+    `anchor` is the key of the state in which the action was taken; `tokens` the number of sampled tokens. Three
+    judgements are kept apart: the world understood the action (`valid`), it had listed it (`admissible`, True where it
+    lists none), and the answer kept to its format (`well_formed`). `answer` is the text of the whole answer where it
+    says more than the action, else empty.
     """
 
     observation: str
@@ -30,6 +33,8 @@ class Turn:
     valid: bool
     admissible: bool
     tokens: int
+    well_formed: bool = True
+    answer: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +43,8 @@ class Segment:
 
     All lists have the length of `token_ids`. `response_mask` is True where the policy chose the token among at least
     two allowed ones; `turn_index` is the turn within the episode, -1 in the header; `logprobs` is 0 where the mask is
-    False. `allowed_ids` concatenates the allowed token ids of the masked positions in order, `allowed_counts` their
-    numbers (both empty when decoding was unconstrained).
+    False. `allowed_counts` holds, for each masked position in order, the number of tokens it was chosen among, 0 where
+    that was the whole vocabulary; `allowed_ids` concatenates these tokens, none for a 0.
     """
 
     token_ids: list[int]

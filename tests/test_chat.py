@@ -9,7 +9,8 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from gigpo_lightning.policy.base import KeptTurn
-from gigpo_lightning.policy.chat import ChatPrompt, ChatText
+from gigpo_lightning.policy.chat import ChatPrompt
+from gigpo_lightning.policy.chat_text import ChatText
 from tests.tiny_lm import CHAT, TEMPLATE, save_tokenizer
 
 # In the manner of Mistral: the last message of the user opens with the system's.
@@ -81,6 +82,32 @@ def test_a_kept_turn_without_an_answer_is_shown_with_the_next_one(tokenizer: Pre
     assert tokens(prompt, ids) == "<bos> system : take it user : take the cup , you see 3 box . done . say :"
 
 
+def test_a_prompt_may_show_what_is_possible_now(tokenizer: PreTrainedTokenizerBase) -> None:
+    first = "{instruction} , {observation}\ntake {admissible}"
+    prompt = made(tokenizer, first=first, turn="{observation}\n{admissible}", separator=" , ")
+    assert prompt.follows_template
+    here = ["open box 1", "open box 2"]
+    ids = prompt.header("take the cup", [], "you see 3 box .", here)
+    assert tokens(prompt, ids).endswith("take the cup , you see 3 box . take open box 1 , open box 2 say :")
+    assert tokens(prompt, prompt.continuation("take the cup", "done .", here)).endswith(
+        "done . open box 1 , open box 2 say :"
+    )
+    # earlier turns are shown without the lines that hold their lists
+    kept = [KeptTurn("you see 3 box .", prompt.action_ids("open box 2"))] * 2
+    ids = prompt.header("take the cup", kept, "done .", ["take the cup"])
+    assert tokens(prompt, ids) == (
+        "<bos> system : take it user : take the cup , you see 3 box . say : open box 2 <end> "
+        "user : you see 3 box . say : open box 2 <end> user : done . take the cup say :"
+    )
+    assert prompt.identity() != made(tokenizer, first=first, turn="{observation}\n{admissible}").identity()
+
+
+def test_a_world_that_lists_nothing_cannot_show_it(tokenizer: PreTrainedTokenizerBase) -> None:
+    prompt = made(tokenizer, turn="{observation}\n{admissible}")
+    with pytest.raises(ValueError, match=r"policy\.chat\.first or turn shows \{admissible\}, but the world does not"):
+        prompt.header("take the cup", [], "you see 3 box .")
+
+
 def test_a_template_that_forgets_is_noticed_and_continued_literally(tokenizer: PreTrainedTokenizerBase) -> None:
     assert made(tokenizer, FORGETFUL).follows_template  # a plain answer has nothing that it could drop
     prompt = made(tokenizer, FORGETFUL, format="think")
@@ -107,21 +134,18 @@ def test_answers_are_read_with_format_and_end(tokenizer: PreTrainedTokenizerBase
     prompt = made(tokenizer)
     ids = prompt.action_ids("open box 1")
     assert ids[-1] == prompt.end_id and prompt.end_id not in ids[:-1]
-    assert prompt.read(ids) == ("open box 1", True)
-    assert prompt.read(ids[:-1]) == ("open box 1", False)  # cut at the limit
-    assert prompt.read([*ids, ids[0]]) == ("open box 1", True)  # what follows the end is not the answer's
+    assert prompt.read(ids) == ("open box 1", True, "")
+    assert prompt.read(ids[:-1]) == ("open box 1", False, "")  # cut at the limit
+    assert prompt.read([*ids, ids[0]]) == ("open box 1", True, "")  # what follows the end is not the answer's
 
 
 def test_a_template_may_open_the_reasoning(tokenizer: PreTrainedTokenizerBase) -> None:
     prompt = made(tokenizer, TEMPLATE.replace("say : {% endif %}", "say : <think> {% endif %}"), format="think")
-    ids = tokenizer.encode("it is near</think><action>open box 1</action><end>", add_special_tokens=False)
+    ids = tokenizer.encode("it is open</think><action>open box 1</action><end>", add_special_tokens=False)
     assert prompt.read(ids).well_formed
+    # the whole answer, where it says more than the action
+    assert prompt.read(ids).text == "<think>it is open </think> <action> open box 1 </action>"
     assert not made(tokenizer, format="think").read(ids).well_formed
-
-
-def test_reasoning_cannot_be_spelled_by_admissible_actions(tokenizer: PreTrainedTokenizerBase) -> None:
-    with pytest.raises(ValueError, match=r"format='think' reasons .* set data.constrain to false"):
-        made(tokenizer, format="think").action_ids("open box 1")
 
 
 @pytest.mark.parametrize(
@@ -156,7 +180,9 @@ def test_a_template_of_ones_own(tokenizer: PreTrainedTokenizerBase, tmp_path: Pa
         ({"turn": "next"}, r"policy\.chat\.turn lacks \{observation\}"),
         ({"first": "{observation}"}, r"lack \{instruction\}"),
         ({"system": "{observation}"}, r"policy\.chat\.system has \{observation\}: it may use \{instruction\}"),
-        ({"turn": "{observation} {step}"}, r"has \{step\}: it may use \{instruction\} and \{observation\}"),
+        ({"turn": "{observation} {step}"}, r"\{step\}: it may use \{instruction\}, \{observation\}, \{admissible\}"),
+        ({"system": "{instruction} {admissible}"}, r"system has \{admissible\}: it may use \{instruction\}"),
+        ({"turn": "{observation} or {admissible}"}, r"chat\.turn has \{admissible\} beside another placeholder"),
     ],
 )
 def test_texts_that_cannot_work_are_refused(texts: dict[str, str], message: str) -> None:

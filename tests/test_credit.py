@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -84,6 +85,23 @@ def test_penalty_in_the_returns() -> None:
     assert found.episode_advantage.tolist() == pytest.approx([2.05, 2.05, -2.05, -2.05])
 
 
+def test_an_ill_formed_answer_costs_its_own_turn() -> None:
+    # The two turns of the failure broke the format; the second was invalid, too: 0.3, and 0.3 + 0.1.
+    failure = X.episodes[1]
+    turns = tuple(replace(turn, well_formed=False) for turn in failure.turns)
+    sloppy = replace(X, episodes=(X.episodes[0], replace(failure, turns=turns)))
+    found = credit_groups([sloppy], lam=0.5, gamma=0.5, norm="none", format_penalty=0.3)
+    # A_E: an episode counts with the score of its first turn: 4 and −0.3 about 1.85, the last turn −0.4 about it;
+    # A_S: (2, −0.3) about 0.85; (4, −0.4) about 1.8
+    assert found.episode_advantage.tolist() == pytest.approx([2.15, 2.15, -2.15, -2.25])
+    assert found.step_advantage.tolist() == pytest.approx([1.15, 2.2, -1.15, -2.2])
+    assert found.step_return.tolist() == [2.0, 4.0, 0.0, 0.0]
+    free = credit_groups([sloppy], lam=0.5, gamma=0.5, norm="none")  # off by default
+    assert torch.equal(free.advantage, credit_groups([X], lam=0.5, gamma=0.5, norm="none").advantage)
+    found = credit_groups([sloppy], lam=0.5, gamma=0.5, norm="none", format_penalty=0.3, penalty_in_returns=True)
+    assert found.step_return.tolist() == pytest.approx([2, 4, -0.3 - 0.5 * 0.4, -0.4])
+
+
 def test_figures() -> None:
     found = credit_groups([X, Y], lam=0.5)
     # four states (s, a of x; s, b of y), of which three recur; 6 of 7 turns leave one that recurs
@@ -135,6 +153,7 @@ def timed(groups: list[Group]) -> float:
         ([X], {"estimator": "grppo"}, "estimator: 'grppo' is unknown; choose one of gigpo, grpo, step"),
         ([X], {"detector": "fuzzy"}, "detector: 'fuzzy' is unknown; choose one of exact"),
         ([X], {"invalid_penalty": -0.1}, "invalid_penalty: -0.1 is not a number >= 0"),
+        ([X], {"format_penalty": float("nan")}, "format_penalty: nan is not a number >= 0"),
         ([X], {"lam": 1.5}, r"weight \(λ\): 1.5 is outside \[0, 1\]"),
         ([X], {"gamma": 2.0}, "gamma: 2.0"),
     ],

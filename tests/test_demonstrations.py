@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from transformers import AutoTokenizer
 
 from gigpo_lightning.envs.base import Observation
-from gigpo_lightning.policy.generation import TrieCache
+from gigpo_lightning.policy.chat import ChatPrompt
 from gigpo_lightning.policy.scratch import ScratchPolicy
+from gigpo_lightning.policy.tries import TrieCache
 from gigpo_lightning.rollout.collector import Collector, EpisodeJob
 from gigpo_lightning.rollout.context import SegmentRule
 from gigpo_lightning.rollout.demonstrations import demonstrate, pack_row
 from gigpo_lightning.rollout.pool import InProcessPool
 from gigpo_lightning.trajectory import Segment
+from tests.tiny_lm import CHAT, save_tokenizer
 from tests.toy_world import BoxEnv, BoxExpert, BoxTasks
 
 TASKS = BoxTasks(3)
@@ -64,6 +71,26 @@ def test_rows_are_those_of_a_rollout_with_the_same_actions(policy: ScratchPolicy
                     assert getattr(one, name) == getattr(other, name)
     assert len(agreed) >= 3
     assert max(agreed.values()) >= 3  # not only episodes of one open and one take
+
+
+def test_a_thought_is_empty_and_not_imitated(tmp_path: Path) -> None:
+    prompt = ChatPrompt(
+        AutoTokenizer.from_pretrained(save_tokenizer(tmp_path)),
+        replace(CHAT, format="think", turn="{observation}"),
+        "tiny",
+    )
+    policy = SimpleNamespace(prompt=prompt)
+    (segment,) = show(policy, 0, SegmentRule(max_tokens=200))  # type: ignore[arg-type]
+    text = prompt.tokenizer.decode(segment.token_ids)
+    chosen = [segment.token_ids[i] for i, mask in enumerate(segment.response_mask) if mask]
+    actions = re.findall("<think> </think> <action> (.*?) </action> <end>", text)
+    assert len(actions) == max(segment.turn_index) + 1 >= 2
+    # Of "open box 1" the number is chosen among three; once something is seen, the verb as well.
+    assert prompt.tokenizer.decode(chosen).split() == [
+        actions[0].split()[-1],
+        *[w for action in actions[1:] for w in action.split() if w in "123" or w in ("open", "take")],
+    ]
+    assert min(segment.allowed_counts) >= 2
 
 
 def test_an_expert_that_needs_too_long_shows_nothing(policy: ScratchPolicy) -> None:

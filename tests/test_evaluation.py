@@ -67,18 +67,22 @@ def test_a_plan_has_no_more_tasks_than_there_are_and_no_empty_part() -> None:
 def test_outcomes_count_what_was_played() -> None:
     (batch,) = plan(EvaluationRule(), STAGE, BoxTasks(3), "seen", 2, 1, greedy=False)
     turn = Turn("", "", 0.0, "", valid=True, admissible=True, tokens=1)
+    sloppy = Turn("", "", 0.0, "", valid=True, admissible=True, tokens=1, well_formed=False)
     episodes = [
-        Episode("seen-0", "", (turn,) * 3, (), EndReason.TERMINATED, won=True),
+        Episode("seen-0", "", (turn, sloppy, sloppy), (), EndReason.TERMINATED, won=True),
         Episode("seen-1", "", (turn,) * 7, (), EndReason.TRUNCATED, won=False),
     ]
-    assert outcomes(batch.jobs, episodes) == [Outcome("seen-0", "take", True, 3), Outcome("seen-1", "take", False, 7)]
+    assert outcomes(batch.jobs, episodes) == [
+        Outcome("seen-0", "take", True, 3, ill_formed=2),
+        Outcome("seen-1", "take", False, 7),
+    ]
 
 
 def test_summarise_per_type() -> None:
     """Task a (type x) won 2 of 2; b (x) won 0 of 2; c (y) won 1 of 2."""
     played = [
         Outcome("a", "x", True, 2),
-        Outcome("a", "x", True, 4),
+        Outcome("a", "x", True, 4, ill_formed=3),
         Outcome("b", "x", False, 9),
         Outcome("b", "x", False, 9),
         Outcome("c", "y", True, 3),
@@ -87,6 +91,9 @@ def test_summarise_per_type() -> None:
     row = summarise(EvaluationBatch("stage", "seen", "sampled", 0.4, ()), played)
     assert (row["stage"], row["split"], row["mode"], row["temperature"]) == ("stage", "seen", "sampled", 0.4)
     assert (row["tasks"], row["episodes"], row["success"], row["length"]) == (3, 6, 0.5, 6.0)
+    # 3 of 2 + 4 + 9 + 9 + 3 + 9 = 36 answers broke their format; those of type x are 24.
+    assert row["well_formed"] == pytest.approx(33 / 36)
+    assert [kind["well_formed"] for kind in row["types"].values()] == pytest.approx([21 / 24, 1.0])
     # Repeats of a task are not independent: n is 3, not 6.
     assert row["ci95"] == pytest.approx(wilson_interval(0.5, 3))
     assert list(row["types"]) == ["x", "y"]

@@ -84,6 +84,8 @@ def test_workers_say_what_environments_in_this_process_say(tasks: TaskSet, worke
 
 
 def test_the_collector_plays_the_same_episodes() -> None:
+    """Workers answer one decoding step later, whatever their number and speed: equal bits among themselves. Against
+    environments in this process other rows are decoded together, which moves log-probs in their last bits."""
     policy = ScratchPolicy(hidden_size=32, layers=1, initializer_range=0.2)
     policy.prepare(TASKS)
 
@@ -93,7 +95,16 @@ def test_the_collector_plays_the_same_episodes() -> None:
         pool.close()
         return episodes
 
-    assert play(WorkerPool(TASKS.make_env, 2, 60.0)) == play(InProcessPool(TASKS.make_env))
+    def tokens(episodes: dict[int, Episode]) -> list[list[int]]:
+        return [s.token_ids for i in sorted(episodes) for s in episodes[i].segments]
+
+    def logprobs(episodes: dict[int, Episode]) -> list[float]:
+        return [p for i in sorted(episodes) for s in episodes[i].segments for p in s.logprobs]
+
+    two, here = play(WorkerPool(TASKS.make_env, 2, 60.0)), play(InProcessPool(TASKS.make_env))
+    assert two == play(WorkerPool(TASKS.make_env, 3, 60.0))
+    assert tokens(two) == tokens(here)
+    assert logprobs(two) == pytest.approx(logprobs(here), abs=1e-5)
 
 
 def make_trainer(folder: Path, callback: pl.Callback, max_epochs: int) -> pl.Trainer:
@@ -126,7 +137,7 @@ def test_a_fit_learns_the_same_with_workers_and_leaves_none(tmp_path: Path) -> N
         return [parameter.detach().clone() for parameter in module.policy.parameters()]
 
     for expected, found in zip(fit(0), fit(2), strict=True):
-        assert torch.equal(expected, found)
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)  # four steps of 1e-3 each
     assert counts == [0, 2]
     assert set(multiprocessing.active_children()) == others
 

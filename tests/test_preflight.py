@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
+from transformers import AutoTokenizer
 
 from gigpo_lightning.callbacks.checkpoint import IterationCheckpoint
 from gigpo_lightning.curriculum import Stage
 from gigpo_lightning.envs.base import Observation, Task
+from gigpo_lightning.policy.chat import ChatPrompt
 from gigpo_lightning.rollout.context import SegmentRule
 from gigpo_lightning.rollout.evaluation import EvaluationRule
+from gigpo_lightning.rollout.pool import InProcessPool
+from gigpo_lightning.rollout.preflight import check_first_prompt
+from tests.tiny_lm import CHAT, save_tokenizer
 from tests.toy_run import fit, make_data, make_module, make_trainer, rollouts, weights
 from tests.toy_world import BoxEnv, BoxTasks
 
@@ -106,6 +112,17 @@ def test_a_later_stage_whose_first_prompt_is_too_long_is_named(tmp_path: Path) -
     enough = int(str(refused.value).rsplit(" ", 1)[-1])
     data = make_data(tasks=LongTasks(9), segments=SegmentRule(max_tokens=enough))
     make_trainer(tmp_path).test(make_module(), datamodule=data, verbose=False)
+
+
+def test_an_answer_without_room_for_a_thought_is_refused(tmp_path: Path) -> None:
+    """`<think> </think> <action> open box 1 </action> <end>` are 8 tokens."""
+    prompt = ChatPrompt(AutoTokenizer.from_pretrained(save_tokenizer(tmp_path)), replace(CHAT, format="think"), "tiny")
+    pool, task, rule = InProcessPool(BoxEnv), BoxTasks(3).get("train", 0), SegmentRule(max_tokens=100)
+    with pytest.raises(ValueError, match=r"max_action_tokens=8 leaves no room for a thought: .*train-0 take 8 tokens"):
+        check_first_prompt(pool, prompt, rule, 8, task)
+    check_first_prompt(pool, prompt, rule, 9, task)
+    shown = ChatPrompt(prompt.tokenizer, replace(CHAT, first="{instruction} {observation}\n{admissible}"), "tiny")
+    check_first_prompt(pool, shown, rule, 9, task)  # the list is there
 
 
 def test_without_a_curriculum_there_is_one_stage(tmp_path: Path) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
+from gigpo_lightning.policy.engine import DecodingEngine, Said
 from gigpo_lightning.policy.scratch import ScratchPolicy
 from gigpo_lightning.rollout.collector import Collector, EpisodeJob
 from gigpo_lightning.rollout.context import SegmentRule
-from gigpo_lightning.rollout.pool import InProcessPool
+from gigpo_lightning.rollout.pool import EnvState, InProcessPool
 from gigpo_lightning.trajectory import EndReason, Episode, Segment
 from tests.toy_world import BoxEnv, BoxTasks
 
@@ -43,11 +46,9 @@ def rescore(policy: ScratchPolicy, segment: Segment, temperature: float) -> list
         if not chosen:
             continue
         row = logits[i - 1]
-        if segment.allowed_counts:
-            allowed = segment.allowed_ids[offset : offset + segment.allowed_counts[choice]]
-            offset += segment.allowed_counts[choice]
-        else:
-            allowed = list(range(len(row)))
+        width = segment.allowed_counts[choice]
+        allowed = segment.allowed_ids[offset : offset + width] if width else list(range(len(row)))
+        offset += width
         choice += 1
         values.append(float(row[segment.token_ids[i]] - row[allowed].logsumexp(0)))
     return values
@@ -117,6 +118,33 @@ def test_ends_are_told_apart() -> None:
     assert {e.end for e in episodes} == {EndReason.TERMINATED, EndReason.TRUNCATED}
     short = play(make_policy(), SegmentRule(max_tokens=30, keep_last=9), n=40)
     assert EndReason.CONTEXT_LIMIT in {e.end for e in short}
+
+
+def test_the_policy_goes_on_while_environments_elsewhere_work() -> None:
+    policy, events = make_policy(), []
+
+    class Elsewhere(InProcessPool):
+        is_elsewhere = True
+
+        def send(self, slots: Sequence[int], actions: Sequence[str]) -> None:
+            events.append("send")
+            super().send(slots, actions)
+
+        def receive(self) -> list[EnvState]:
+            events.append("receive")
+            return super().receive()
+
+    class Watched(DecodingEngine):
+        def step(self) -> list[Said]:
+            events.append("decode")
+            return super().step()
+
+    rule = SegmentRule(max_tokens=200)
+    collector = Collector(policy, Elsewhere(BoxEnv), rule, rows=4, engine=Watched(policy, 264))
+    jobs = [EpisodeJob(TASKS.get("train", i), 4, (7, i)) for i in range(6)]
+    assert sorted(index for index, _ in collector.run(jobs, 1.3)) == list(range(6))
+    story = " ".join(events)
+    assert "send decode receive" in story and "send receive" not in story
 
 
 class FlakyEnv(BoxEnv):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -127,12 +128,26 @@ def test_pack_by_hand() -> None:
     assert batch.allowed_counts is not None and batch.allowed_counts.tolist() == [2, 2, 3]
 
 
-def test_rows_of_which_only_some_were_constrained_are_refused() -> None:
+def test_rows_may_mix_constrained_and_free_choices() -> None:
     constrained = PackRow(*(np.array(x) for x in ([5, 9], [False, True], [-1, 0], [0, -0.1], [9, 4], [2], [0.5])))
-    free = constrained._replace(allowed_ids=np.zeros(0, np.int64), allowed_counts=np.zeros(0, np.int64))
+    free = constrained._replace(allowed_ids=np.zeros(0, np.int64), allowed_counts=np.array([0]))
     assert pack([free, free]).allowed_counts is None
-    with pytest.raises(ValueError, match=r"1 of 2 chosen tokens were constrained.*data\.constrain to false"):
-        pack([constrained, free])
+    mixed = pack([free, constrained, free])
+    assert mixed.allowed_counts is not None and mixed.allowed_counts.tolist() == [0, 2, 0]
+    assert mixed.allowed_ids.tolist() == [9, 4]
+
+
+def test_the_file_keeps_what_was_judged_of_each_answer(policy: ScratchPolicy, tmp_path: Path) -> None:
+    (group,) = play_groups(policy, None, groups=1, members=2)
+    first, other = group.episodes
+    turns = (replace(first.turns[0], well_formed=False, admissible=False, valid=False), *first.turns[1:])
+    group = replace(group, episodes=(replace(first, turns=turns), other))
+    with RolloutWriter(tmp_path / "rollouts.arrow") as writer:
+        writer.write([group], ["a"], CreditRule().credit([group], 0.8))
+    table = RolloutStore(tmp_path / "rollouts.arrow").table
+    for name in ("valid", "admissible", "well_formed"):
+        rest = [True] * (len(turns) - 1 + len(other.turns))
+        assert [x for row in table.column(name).to_pylist() for x in row] == [False, *rest]
 
 
 def test_cut_by_tokens_keeps_every_row_and_the_budget() -> None:

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PretrainedConfig
 
+from gigpo_lightning.envs.base import TaskSet
 from gigpo_lightning.policy.causal_lm import CausalLMPolicy, LoRA
-from gigpo_lightning.policy.chat import ChatText
+from gigpo_lightning.policy.chat_text import ChatText
 from gigpo_lightning.policy.scratch import build_tokenizer
 from tests.toy_world import BoxTasks
 
@@ -21,20 +22,24 @@ TEMPLATE = (
 CHAT = ChatText(system="take it", first="{instruction} , {observation}")
 
 
-def save_tokenizer(folder: Path, template: str | None = TEMPLATE) -> Path:
-    """Write a tokenizer of the box world's words."""
+def save_tokenizer(folder: Path, template: str | None = TEMPLATE, tasks: TaskSet | None = None) -> Path:
+    """Write a tokenizer of a world's words, of the box world's unless said otherwise."""
     tags = ("<think>", "</think>", "<action>", "</action>")
-    tokenizer = build_tokenizer([*BoxTasks().vocabulary(), "system", "user", "say", *tags])
+    tokenizer = build_tokenizer([*(tasks or BoxTasks()).vocabulary(), "system", "user", "say", *tags])
     tokenizer.chat_template = template
     tokenizer.save_pretrained(folder)
     return folder
 
 
 def save_tiny(
-    folder: Path, template: str | None = TEMPLATE, kind: type[PretrainedConfig] = LlamaConfig, **config: Any
+    folder: Path,
+    template: str | None = TEMPLATE,
+    kind: type[PretrainedConfig] = LlamaConfig,
+    tasks: TaskSet | None = None,
+    **config: Any,
 ) -> str:
     """Write model and tokenizer; the weights are large enough for choices to be far from uniform."""
-    tokenizer = AutoTokenizer.from_pretrained(save_tokenizer(folder, template))
+    tokenizer = AutoTokenizer.from_pretrained(save_tokenizer(folder, template, tasks))
     settings = {
         "hidden_size": 64,
         "num_hidden_layers": 2,

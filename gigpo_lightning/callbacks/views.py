@@ -29,7 +29,7 @@ LAYOUT: dict[str, dict[str, list[Any]]] = {
         "success by task type": ["Multiline", [r"rollout/success_"]],
         "return and length": ["Multiline", [r"rollout/return", r"rollout/length"]],
         "end reasons": ["Multiline", [r"rollout/end_"]],
-        "bad actions": ["Multiline", [r"rollout/(invalid|inadmissible)_actions"]],
+        "bad answers": ["Multiline", [r"rollout/(invalid|inadmissible)_actions", r"rollout/ill_formed_answers"]],
     },
     "anchors": {
         "density and coverage": ["Multiline", [r"anchors/density", r"anchors/coverage"]],

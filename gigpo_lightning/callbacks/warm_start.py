@@ -19,7 +19,7 @@ from gigpo_lightning.datamodule import RolloutDataModule
 from gigpo_lightning.module import GiGPOModule
 from gigpo_lightning.policy.base import BasePolicy
 from gigpo_lightning.policy.finite import not_finite
-from gigpo_lightning.policy.generation import TrieCache
+from gigpo_lightning.policy.tries import TrieCache
 from gigpo_lightning.rollout.demonstrations import demonstrate, pack_row
 from gigpo_lightning.rollout.plan import generator
 from gigpo_lightning.trajectory import Segment

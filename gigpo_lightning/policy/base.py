@@ -15,11 +15,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gigpo_lightning.batch import MicroBatch
 from gigpo_lightning.envs.base import TaskSet
-from gigpo_lightning.functional.logprobs import constrained_logprobs, constrained_logprobs_from_hidden
+from gigpo_lightning.functional.logprobs import (
+    TokenLogprobs,
+    constrained_logprobs,
+    constrained_logprobs_from_hidden,
+)
+from gigpo_lightning.policy.generation import OutputLayer
 from gigpo_lightning.policy.ragged import KVCache, PackedRows, run_ragged
 
 
@@ -32,26 +37,46 @@ class KeptTurn:
 
 
 class Reading(NamedTuple):
-    """An answer as it was meant: the action, and whether the answer kept to the format and was ended."""
+    """An answer as it was meant: the action, and whether the answer kept to the format and was ended.
+
+    `text` is the whole answer where it says more than the action, else empty.
+    """
 
     action: str
     well_formed: bool
+    text: str = ""
 
 
 class PromptFormat(ABC):
     """Text to token ids. What is appended never changes what stands before it (prefix-stable by construction)."""
 
-    @abstractmethod
-    def header(self, instruction: str, kept: Sequence[KeptTurn], observation: str) -> list[int]:
-        """The ids that open a segment, up to the place where the policy answers."""
+    tokenizer: PreTrainedTokenizerBase
 
     @abstractmethod
-    def continuation(self, instruction: str, observation: str) -> list[int]:
-        """The ids between the end of one answer and the start of the next."""
+    def header(
+        self,
+        instruction: str,
+        kept: Sequence[KeptTurn],
+        observation: str,
+        admissible: Sequence[str] | None = None,
+    ) -> list[int]:
+        """The ids that open a segment, up to the place where the policy answers.
+
+        Args:
+            instruction: The goal.
+            kept: Earlier turns to show, oldest first.
+            observation: What is read now.
+            admissible: The actions that are possible now, for prompts that show them; None where the world does not
+                list them. Kept turns are shown without theirs.
+        """
+
+    @abstractmethod
+    def continuation(self, instruction: str, observation: str, admissible: Sequence[str] | None = None) -> list[int]:
+        """The ids between the end of one answer and the start of the next; arguments as of `header`."""
 
     @abstractmethod
     def action_ids(self, action: str) -> tuple[int, ...]:
-        """The ids of an action as the policy would say it, end token included."""
+        """The ids of an action as the policy would say it, end token included; after `<action>` if it `reasons`."""
 
     @abstractmethod
     def action_text(self, token_ids: Sequence[int]) -> str:
@@ -60,6 +85,16 @@ class PromptFormat(ABC):
     def read(self, token_ids: Sequence[int]) -> Reading:
         """The action that freely sampled ids spell, and whether they keep to the format of an answer."""
         return Reading(self.action_text(token_ids), self.end_id in token_ids)
+
+    @property
+    def reasons(self) -> bool:
+        """Whether an answer is `<think>…</think><action>…</action>`."""
+        return False
+
+    @property
+    def opened(self) -> str:
+        """What the prompt itself says of every answer's text: `<think>` or nothing."""
+        return ""
 
     @property
     @abstractmethod
@@ -114,19 +149,30 @@ class BasePolicy(nn.Module, ABC):
         return KVCache(self.model.config, rows, capacity, weight.dtype, weight.device)
 
     def feed(self, cache: KVCache, token_ids: Sequence[Sequence[int]]) -> Tensor:
-        """Append tokens to the first rows of the cache; next-token logits of each, float32 [rows, vocabulary]."""
+        """Append tokens to the first rows of the cache; returns the final hidden state of each row's last one.
+
+        Args:
+            cache: From `new_cache`.
+            token_ids: New tokens of each row, from the first; a row without any is passed over.
+
+        Returns:
+            [rows that got tokens, hidden], in the model's type.
+        """
         counts = [len(ids) for ids in token_ids]
         flat = torch.tensor([i for ids in token_ids for i in ids], device=cache.keys.device)
         position = cache.append(counts)
         hidden = run_ragged(self.model, flat, position, cache)
-        last = torch.tensor(counts, device=hidden.device).cumsum(0) - 1
-        return self.logits(hidden[last])
+        last = torch.tensor([count for count in counts if count], device=hidden.device).cumsum(0) - 1
+        return hidden[last]
+
+    def output_layer(self) -> OutputLayer:
+        """The scores of next tokens under the present weights."""
+        return OutputLayer(self.model.get_output_embeddings())
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Output layer in float32, whatever the model's type: [N, hidden] → [N, vocabulary]."""
         head = self.model.get_output_embeddings()
         bias = getattr(head, "bias", None)
-        # Rounded to bfloat16, sampled log-probs would differ from the update's, which computes the allowed scores only.
         return linear(hidden.float(), head.weight.float(), None if bias is None else bias.float())
 
     def chosen_logprobs(self, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
@@ -136,8 +182,28 @@ class BasePolicy(nn.Module, ABC):
         # The token at position i was chosen from the state after position i − 1.
         before, ids = hidden[batch.chosen - 1], batch.token_ids[batch.chosen]
         if batch.allowed_counts is None:
-            return constrained_logprobs(self.logits(before), ids, temperature=temperature)
+            return self._among_all(before, ids, temperature)
+        listed, free = (batch.allowed_counts > 0).nonzero()[:, 0], (batch.allowed_counts == 0).nonzero()[:, 0]
+        if not len(free):
+            return self._among_listed(before, ids, batch.allowed_ids, batch.allowed_counts, temperature)
+        counts = batch.allowed_counts[listed]
+        parts = (
+            self._among_listed(before[listed], ids[listed], batch.allowed_ids, counts, temperature),
+            self._among_all(before[free], ids[free], temperature),
+        )
+        place = torch.cat([listed, free]).argsort()
+        logprobs, entropy = (torch.cat(pair)[place] for pair in zip(*parts, strict=True))
+        return logprobs, entropy
+
+    def _among_listed(
+        self, hidden: Tensor, token_ids: Tensor, allowed_ids: Tensor, allowed_counts: Tensor, temperature: float
+    ) -> TokenLogprobs:
+        """Log-probabilities and entropies [N] of tokens chosen among the allowed ones."""
         head = self.model.get_output_embeddings()
         return constrained_logprobs_from_hidden(
-            before, head.weight, ids, batch.allowed_ids, batch.allowed_counts, temperature, head.bias
+            hidden, head.weight, token_ids, allowed_ids, allowed_counts, temperature, head.bias
         )
+
+    def _among_all(self, hidden: Tensor, token_ids: Tensor, temperature: float) -> TokenLogprobs:
+        """Log-probabilities and entropies [N] of tokens chosen among the whole vocabulary."""
+        return constrained_logprobs(self.logits(hidden), token_ids, temperature=temperature)

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from gigpo_lightning.batch import MicroBatch
 from gigpo_lightning.envs.base import TaskSet
 from gigpo_lightning.policy.base import BasePolicy
-from gigpo_lightning.policy.chat import ChatPrompt, ChatText
+from gigpo_lightning.policy.chat import ChatPrompt
+from gigpo_lightning.policy.chat_text import ChatText
 from gigpo_lightning.policy.pretrained import (
     DTYPES,
     QUANTIZATIONS,

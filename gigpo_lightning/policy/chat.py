@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,45 +16,11 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from gigpo_lightning.policy.base import KeptTurn, PromptFormat, Reading
-from gigpo_lightning.policy.projection import FORMATS, parse, written
+from gigpo_lightning.policy.chat_text import ChatText, fill
+from gigpo_lightning.policy.projection import parse, written
 
-PLACEHOLDERS = ("instruction", "observation")
 ENCODINGS_KEPT = 50_000
 _MARKS = re.compile("qsystemq|qfirstq|qanswerq|qturnq")
-
-
-@dataclass(frozen=True)  # no slots: jsonargparse reads the defaults from __dict__
-class ChatText:
-    """What the conversation says around the world's texts; `{instruction}` and `{observation}` stand for those.
-
-    Args:
-        system: System message; empty for none. It does not know the observation.
-        first: The user's message that opens a segment.
-        turn: Every later message of the user.
-        format: `plain` (the answer is the action) or `think` (`<think>…</think><action>…</action>`).
-        template: Jinja file to use in place of the tokenizer's own chat template.
-        options: Named values that the chat template reads, such as `enable_thinking: false` for Qwen3.
-    """
-
-    system: str = "You act in a text world. Answer with one action and nothing else."
-    first: str = "{instruction}\n\n{observation}"
-    turn: str = "{observation}"
-    format: str = "plain"
-    template: str | None = None
-    options: dict[str, Any] | None = None
-
-    def __post_init__(self) -> None:
-        if self.format not in FORMATS:
-            raise ValueError(f"policy.chat.format={self.format!r}: choose one of {', '.join(FORMATS)}")
-        for name, known in (("system", PLACEHOLDERS[:1]), ("first", PLACEHOLDERS), ("turn", PLACEHOLDERS)):
-            for given in re.findall(r"\{(\w+)\}", getattr(self, name)):
-                if given not in known:
-                    raise ValueError(f"policy.chat.{name} has {{{given}}}: it may use {{{'} and {'.join(known)}}}")
-        for name in ("first", "turn"):
-            if "{observation}" not in getattr(self, name):
-                raise ValueError(f"policy.chat.{name} lacks {{observation}}: the policy would act blindly")
-        if "{instruction}" not in self.system + self.first:
-            raise ValueError("policy.chat.system and policy.chat.first lack {instruction}: nobody would name the goal")
 
 
 class Separators(NamedTuple):
@@ -109,7 +74,24 @@ class ChatPrompt(PromptFormat):
     def end_id(self) -> int:
         return self._end
 
-    def header(self, instruction: str, kept: Sequence[KeptTurn], observation: str) -> list[int]:
+    @property
+    def reasons(self) -> bool:
+        return self.text.format == "think"
+
+    @property
+    def opened(self) -> str:
+        return "<think>" if self._separators.to_next_answer.rstrip().endswith("<think>") else ""
+
+    def header(
+        self,
+        instruction: str,
+        kept: Sequence[KeptTurn],
+        observation: str,
+        admissible: Sequence[str] | None = None,
+    ) -> list[int]:
+        return self._header(instruction, kept, observation, self._list(admissible))
+
+    def _header(self, instruction: str, kept: Sequence[KeptTurn], observation: str, listed: str | None) -> list[int]:
         ids: list[int] = []
         shown: list[str] = []  # a kept turn without an answer is shown together with the next one
         for turn in kept:
@@ -117,18 +99,24 @@ class ChatPrompt(PromptFormat):
             if turn.action_ids:
                 ids += [*self._say(instruction, shown, opens=not ids), *turn.action_ids]
                 shown = []
-        return [*ids, *self._say(instruction, [*shown, observation], opens=not ids)]
+        return [*ids, *self._say(instruction, [*shown, observation], listed, opens=not ids)]
 
-    def continuation(self, instruction: str, observation: str) -> list[int]:
-        return list(self._say(instruction, [observation], opens=False))
+    def continuation(self, instruction: str, observation: str, admissible: Sequence[str] | None = None) -> list[int]:
+        return list(self._say(instruction, [observation], self._list(admissible), opens=False))
+
+    def _list(self, admissible: Sequence[str] | None) -> str | None:
+        """The actions as the message shows them, or None where it does not."""
+        if not self.text.asks_actions:
+            return None
+        if admissible is None:
+            raise ValueError(
+                "policy.chat.first or turn shows {admissible}, but the world does not list its admissible actions: "
+                "leave the placeholder out"
+            )
+        return self.text.separator.join(admissible)
 
     def action_ids(self, action: str) -> tuple[int, ...]:
-        if self.text.format != "plain":
-            raise ValueError(
-                f"policy.chat.format={self.text.format!r} reasons before it acts, which the admissible actions cannot "
-                "spell: set data.constrain to false, or policy.chat.format to plain"
-            )
-        return (*self._encode(action), self._end)
+        return (*self._encode(f"{action}</action>" if self.reasons else action), self._end)
 
     def action_text(self, token_ids: Sequence[int]) -> str:
         return self.read(token_ids).action
@@ -136,26 +124,28 @@ class ChatPrompt(PromptFormat):
     def read(self, token_ids: Sequence[int]) -> Reading:
         ended = self._end in token_ids
         ids = list(token_ids[: token_ids.index(self._end)]) if ended else list(token_ids)
-        # Some templates open the reasoning themselves.
-        opened = "<think>" if self._separators.to_next_answer.rstrip().endswith("<think>") else ""
-        text = opened + str(self.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+        text = self.opened + str(self.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
         action, well_formed = parse(text, self.text.format)
-        return Reading(action, well_formed and ended)
+        return Reading(action, well_formed and ended, "" if text.strip() == action else text)
 
     def identity(self) -> dict[str, Any]:
         """What the meaning of the weights depends on: texts and separators."""
+        text = self.text
+        between_actions = [text.separator] if text.asks_actions else []
         return {
-            "chat": [self.text.system, self.text.first, self.text.turn, self.text.format],
+            "chat": [text.system, text.first, text.turn, text.format, *between_actions],
             "separators": list(self._separators),
         }
 
-    def _say(self, instruction: str, observations: Sequence[str], *, opens: bool) -> tuple[int, ...]:
+    def _say(
+        self, instruction: str, observations: Sequence[str], listed: str | None = None, *, opens: bool
+    ) -> tuple[int, ...]:
         """The ids of the user's message up to where the policy answers; with `opens` those of the system before it."""
         s, seen = self._separators, "\n".join(observations)
         if not opens:
-            return self._encode(s.to_turn + _fill(self.text.turn, instruction, seen) + s.to_next_answer)
-        system = _fill(self.text.system, instruction, "")
-        return self._encode(s.opening + system + s.to_first + _fill(self.text.first, instruction, seen) + s.to_answer)
+            return self._encode(s.to_turn + fill(self.text.turn, instruction, seen, listed) + s.to_next_answer)
+        system, first = fill(self.text.system, instruction), fill(self.text.first, instruction, seen, listed)
+        return self._encode(s.opening + system + s.to_first + first + s.to_answer)
 
     def _encode(self, text: str) -> tuple[int, ...]:
         ids = self._encoded.get(text)
@@ -226,26 +216,20 @@ class ChatPrompt(PromptFormat):
 
     def _follows_template(self) -> bool:
         """Whether the ids of a growing conversation only grow, and are those of a segment."""
-        said = [_fill(self.text.first, "find it", "You see a box.")]
+        said = [fill(self.text.first, "find it", "You see a box.")]
         kept: list[KeptTurn] = []
         seen = "You see a box."
         before: list[int] = []
         for number in range(3):
             rendered = self.tokenizer.encode(
-                self._render(self._conversation(_fill(self.text.system, "find it", ""), said)), add_special_tokens=False
+                self._render(self._conversation(fill(self.text.system, "find it"), said)), add_special_tokens=False
             )
-            if rendered[: len(before)] != before or rendered != self.header("find it", kept, seen):
+            if rendered[: len(before)] != before or rendered != self._header("find it", kept, seen, None):
                 return False
             answer = written(f"open box {number}", self.text.format, "It may be in there.")
             answer_ids = (*self._encode(answer), self._end)
             before = [*rendered, *answer_ids]
             kept.append(KeptTurn(seen, answer_ids))
             seen = f"Box {number} is empty."
-            said += [answer, _fill(self.text.turn, "find it", seen)]
+            said += [answer, fill(self.text.turn, "find it", seen)]
         return True
-
-
-def _fill(text: str, instruction: str, observation: str) -> str:
-    """The text with its placeholders filled in one go, so that braces in a world's texts stay what they are."""
-    values = {"instruction": instruction, "observation": observation}
-    return re.sub(r"\{(instruction|observation)\}", lambda match: values[match[1]], text).strip()

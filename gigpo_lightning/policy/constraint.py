@@ -53,6 +53,11 @@ class ActionTrie:
             seen[key] = text
         return cls(entries)
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest action from here on."""
+        return max((len(ids) - self._depth for below in self._below.values() for _, ids in below), default=0)
+
     def child(self, token_id: int) -> ActionTrie:
         """The node after one of the `allowed` tokens.
 

@@ -1,4 +1,4 @@
-"""Choosing one token per row, and remembering tries: the sampling side of `functional.logprobs`.
+"""Choosing one token per row from hidden states: the sampling side of `functional.logprobs`.
 
 The caller brings the random numbers, so that an episode's samples do not depend on what else is in the batch.
 """
@@ -9,12 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
-
-from gigpo_lightning.policy.base import PromptFormat
-from gigpo_lightning.policy.constraint import ActionTrie
-
-TRIES_KEPT = 20_000
+from torch import Tensor, nn
+from torch.nn.functional import linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,56 +21,81 @@ class Choice:
     logprob: float
 
 
+class OutputLayer:
+    """Scores of next tokens in float32, whatever the type of the weights: rounded ones would not be the update's.
+
+    Made anew for every collection: on processors without exact products it holds a float32 copy of the weights.
+
+    Args:
+        layer: The output layer, with `weight` [vocabulary, hidden] and perhaps `bias` [vocabulary].
+    """
+
+    def __init__(self, layer: nn.Module):
+        self._weight: Tensor = layer.weight  # type: ignore[assignment]
+        bias = getattr(layer, "bias", None)
+        self._bias: Tensor | None = None if bias is None else bias.float()
+        self._full: Tensor | None = None
+
+    def all(self, hidden: Tensor) -> Tensor:
+        """[N, hidden] → [N, vocabulary]."""
+        weight = self._weight
+        if weight.is_cuda and weight.dtype == hidden.dtype != torch.float32:
+            # Products of two short numbers are exact in float32, in which they are added up.
+            scores = torch.mm(hidden, weight.t(), out_dtype=torch.float32)
+            return scores if self._bias is None else scores + self._bias
+        if self._full is None:
+            self._full = weight.float()
+        return linear(hidden.float(), self._full, self._bias)
+
+    def some(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
+        """[N, hidden], ids [N, K] → [N, K]: costs K rows of the weights instead of all."""
+        scores = (hidden.float()[:, None] * self._weight[token_ids].float()).sum(-1)
+        return scores if self._bias is None else scores + self._bias[token_ids]
+
+
 def choose_tokens(
-    logits: Tensor, allowed: Sequence[Sequence[int] | None], uniforms: Sequence[float], temperature: float
+    output: OutputLayer,
+    hidden: Tensor,
+    allowed: Sequence[Sequence[int] | None],
+    uniforms: Sequence[float],
+    temperature: float,
 ) -> list[Choice]:
     """Sample one token per row by inverting the cumulative distribution at the given uniform numbers.
 
     Args:
-        logits: float32 [N, vocabulary].
+        output: The model's output layer.
+        hidden: Final hidden state of each row's last token [N, hidden].
         allowed: For each row the ids to choose among, in ascending order, or None for all.
         uniforms: One number in [0, 1) per row.
         temperature: > 0, or 0 for the most likely token.
     """
-    vocabulary = logits.shape[1]
-    every = range(vocabulary)
-    rows = [every if ids is None else ids for ids in allowed]
-    widest = max(len(ids) for ids in rows)
-    padded = torch.tensor([[*ids, *([-1] * (widest - len(ids)))] for ids in rows], device=logits.device)
-    scores = logits.gather(1, padded.clamp(min=0)).masked_fill(padded < 0, -torch.inf)
+    choices: dict[int, Choice] = {}
+    free = [i for i, ids in enumerate(allowed) if ids is None]
+    bound = [(i, ids) for i, ids in enumerate(allowed) if ids is not None]
+    if free:
+        scores = output.all(hidden if not bound else hidden[free])
+        choices.update(zip(free, _choose(scores, None, [uniforms[i] for i in free], temperature), strict=True))
+    if bound:
+        rows = [i for i, _ in bound]
+        widest = max(len(ids) for _, ids in bound)
+        padded = torch.tensor([[*ids, *([-1] * (widest - len(ids)))] for _, ids in bound], device=hidden.device)
+        scores = output.some(hidden if not free else hidden[rows], padded.clamp(min=0))
+        scores = scores.masked_fill(padded < 0, -torch.inf)
+        choices.update(zip(rows, _choose(scores, padded, [uniforms[i] for i in rows], temperature), strict=True))
+    return [choices[i] for i in range(len(allowed))]
+
+
+def _choose(scores: Tensor, token_ids: Tensor | None, uniforms: Sequence[float], temperature: float) -> list[Choice]:
+    """One choice per row of `scores` [N, K]; `token_ids` [N, K] are the ids of the columns, None: 0, 1, …"""
     if temperature == 0:
-        best = scores.argmax(1)
-        return [Choice(i, 0.0) for i in padded.gather(1, best[:, None])[:, 0].tolist()]
-    logprobs = torch.log_softmax(scores / temperature, dim=1)
-    cumulative = logprobs.exp().double().cumsum(1)
-    target = torch.tensor(uniforms, dtype=torch.float64, device=logits.device) * cumulative[:, -1]
-    # `right=True` finds the first entry whose cumulative value exceeds the target, never one of probability 0.
-    index = torch.searchsorted(cumulative, target[:, None], right=True).clamp(max=widest - 1)
-    ids = padded.gather(1, index)[:, 0].tolist()
-    chosen = logprobs.gather(1, index)[:, 0].tolist()
+        index = scores.argmax(1, keepdim=True)
+        chosen = [0.0] * len(scores)
+    else:
+        logprobs = torch.log_softmax(scores / temperature, dim=1)
+        cumulative = logprobs.exp().double().cumsum(1)
+        target = torch.tensor(uniforms, dtype=torch.float64, device=scores.device) * cumulative[:, -1]
+        # `right=True` finds the first entry whose cumulative value exceeds the target, never one of probability 0.
+        index = torch.searchsorted(cumulative, target[:, None], right=True).clamp(max=scores.shape[1] - 1)
+        chosen = logprobs.gather(1, index)[:, 0].tolist()
+    ids = (index if token_ids is None else token_ids.gather(1, index))[:, 0].tolist()
     return [Choice(token_id, logprob) for token_id, logprob in zip(ids, chosen, strict=True)]
-
-
-class TrieCache:
-    """Tries by admissible actions: the states of a group recur, their tries need not be built again."""
-
-    def __init__(self, prompt: PromptFormat):
-        self._prompt = prompt
-        self._tries: dict[tuple[str, ...], ActionTrie] = {}
-        self._spelled: dict[str, tuple[int, ...]] = {}
-
-    def get(self, actions: tuple[str, ...]) -> ActionTrie:
-        """The trie of these actions."""
-        trie = self._tries.get(actions)
-        if trie is None:
-            if len(self._tries) >= TRIES_KEPT:
-                self._tries.clear()
-                self._spelled.clear()
-            trie = self._tries[actions] = ActionTrie.build((action, self._spell(action)) for action in actions)
-        return trie
-
-    def _spell(self, action: str) -> tuple[int, ...]:
-        token_ids = self._spelled.get(action)
-        if token_ids is None:
-            token_ids = self._spelled[action] = self._prompt.action_ids(action)
-        return token_ids

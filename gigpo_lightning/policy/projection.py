@@ -8,21 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
 
 FORMATS = ("plain", "think")
 _THINK = re.compile(r"\s*<think>(.*?)</think>\s*<action>(.*?)</action>\s*", re.DOTALL)
 _ACTION = re.compile(r"<action>(.*?)</action>", re.DOTALL)
 _TAG = re.compile(r"</?(?:think|action)>")
-
-
-class Projection(NamedTuple):
-    """`action`: what is sent to the world; `well_formed`: the answer kept to the format; `admissible`: the world admits
-    the action, True where the world does not say."""
-
-    action: str
-    well_formed: bool
-    admissible: bool
 
 
 def parse(text: str, form: str) -> tuple[str, bool]:
@@ -48,24 +38,21 @@ def parse(text: str, form: str) -> tuple[str, bool]:
     return (_one_line(_TAG.sub("", found[-1])) if found else ""), False
 
 
-def project(text: str, form: str, admissible: Sequence[str] | None) -> Projection:
-    """The action of an answer, its format and its admissibility.
+def admit(action: str, admissible: Sequence[str] | None) -> tuple[str, bool]:
+    """The action as the world spells it, and whether the world admits it.
 
-    An action that differs from an admissible one only in case or spaces is that one: worlds compare letter by letter.
+    One that differs from an admissible action only in case or spaces is that one: worlds compare letter by letter.
 
     Args:
-        text: The whole answer, end token removed.
-        form: `plain` or `think`.
-        admissible: The world's admissible actions; None where it does not list them.
+        action: What was read from the answer.
+        admissible: The world's admissible actions; None where it does not list them, and admits everything.
     """
-    action, well_formed = parse(text, form)
-    if admissible is None:
-        return Projection(action, well_formed, True)
-    known = {_one_line(a).casefold(): a for a in reversed(admissible)}
-    if action in admissible:
-        return Projection(action, well_formed, True)
-    meant = known.get(action.casefold())
-    return Projection(action if meant is None else meant, well_formed, meant is not None)
+    if admissible is None or action in admissible:
+        return action, True
+    for known in admissible:
+        if _one_line(known).casefold() == _one_line(action).casefold():
+            return known, True
+    return action, False
 
 
 def written(action: str, form: str, thought: str = "") -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,8 @@ from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
 ATTENTION_NAME = "gigpo_ragged"
+# Up to this share of rows with more than one new token, those attend by themselves.
+FEW_LONG_FRAC = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +65,24 @@ class PackedRows:
         return padded.transpose(1, 2)
 
 
+class _Block(NamedTuple):
+    """Rows of a cache that attend together.
+
+    `rows`: their cache rows [R], None for the first R; `tokens`: places of their tokens on the line [T], None for all;
+    `packed`: where those stand among the rows; `mask`: bool [R, 1, longest new, longest], True where a token may look.
+    """
+
+    rows: Tensor | None
+    tokens: Tensor | None
+    packed: PackedRows
+    mask: Tensor
+
+
 class KVCache:
     """Preallocated keys and values for `rows` token sequences of at most `capacity` tokens.
 
     The rows in use are always the first ones, so that attention reads them in place: when one leaves, the last moves
-    into its place. A row is cleared by setting its length to 0.
+    into its place. A row is cut back by lowering its length.
     """
 
     def __init__(self, config: PretrainedConfig, rows: int, capacity: int, dtype: torch.dtype, device: torch.device):
@@ -76,13 +92,11 @@ class KVCache:
         self.values = torch.zeros(shape, dtype=dtype, device=device)
         self.lengths = [0] * rows
         self.capacity = capacity
-        self._new = PackedRows.from_lengths([])
-        self._position = torch.empty(0, dtype=torch.int64)
-        self._mask: Tensor | None = None
-        self._longest = 0
+        self._row = self._position = torch.empty(0, dtype=torch.int64)
+        self._blocks: list[_Block] = []
 
     def append(self, counts: Sequence[int]) -> Tensor:
-        """Announce `counts[i]` new tokens for row i; returns their positions, int64 [sum of counts].
+        """Announce `counts[i]` new tokens for row i, perhaps none; returns their positions, int64 [sum of counts].
 
         Raises:
             ValueError: A row would hold more than `capacity` tokens.
@@ -93,35 +107,57 @@ class KVCache:
             if self.lengths[row] + count > self.capacity:
                 raise ValueError(f"row {row} would hold {self.lengths[row] + count} tokens; capacity={self.capacity}")
             self.lengths[row] += count
-        self._new = PackedRows.from_lengths(counts, device)
-        self._position = before[self._new.row] + self._new.position
-        self._longest = max(self.lengths[: len(counts)])
-        seen = torch.zeros(self._new.shape, dtype=torch.int64, device=device)
-        seen[self._new.row, self._new.position] = self._position
-        self._mask = (torch.arange(self._longest, device=device) <= seen[:, :, None])[:, None]
+        new = PackedRows.from_lengths(counts, device)
+        self._row, self._position = new.row, before[new.row] + new.position
+        long = [row for row, count in enumerate(counts) if count > 1]
+        if 0 < len(long) <= FEW_LONG_FRAC * len(counts):
+            # Padded to the longest, every row would pay for the few that read a prompt while the others say a token.
+            is_long = torch.tensor([count > 1 for count in counts], device=device)[new.row]
+            ones = self._block([min(count, 1) * (count == 1) for count in counts], None, (~is_long).nonzero()[:, 0])
+            self._blocks = [ones, self._block([counts[row] for row in long], long, is_long.nonzero()[:, 0])]
+        else:
+            self._blocks = [self._block(counts, None, None)]
         return self._position
 
-    def move(self, source: int, target: int) -> None:
-        """Put the sequence of row `source` into row `target`."""
-        length = self.lengths[target] = self.lengths[source]
+    def _block(self, counts: Sequence[int], rows: list[int] | None, tokens: Tensor | None) -> _Block:
+        device = self.keys.device
+        packed = PackedRows.from_lengths(counts, device)
+        longest = max(self.lengths[row] for row in (range(len(counts)) if rows is None else rows))
+        last = torch.zeros(packed.shape, dtype=torch.int64, device=device)
+        last[packed.row, packed.position] = self._position if tokens is None else self._position[tokens]
+        mask = (torch.arange(longest, device=device) <= last[:, :, None])[:, None]
+        return _Block(None if rows is None else torch.tensor(rows, device=device), tokens, packed, mask)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Let row `target` start with the first `length` tokens of row `source`."""
         for store in (self.keys, self.values):
             store[:, target, :, :length] = store[:, source, :, :length]
+        self.lengths[target] = length
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         """Store the new keys and values, then attend to all that their rows hold so far."""
-        keys, values, new = self.keys[layer], self.values[layer], self._new
-        keys[new.row, :, self._position] = key
-        values[new.row, :, self._position] = value
-        used = new.shape[0]
+        keys, values = self.keys[layer], self.values[layer]
+        keys[self._row, :, self._position] = key.to(keys.dtype)
+        values[self._row, :, self._position] = value.to(values.dtype)
+        if len(self._blocks) == 1:
+            return self._attend(self._blocks[0], query, keys, values, scale)
+        out = torch.empty_like(query)
+        for block in self._blocks:
+            out[block.tokens] = self._attend(block, query[block.tokens], keys, values, scale)
+        return out
+
+    def _attend(self, block: _Block, query: Tensor, keys: Tensor, values: Tensor, scale: float | None) -> Tensor:
+        longest = block.mask.shape[-1]
+        picked = slice(block.packed.shape[0]) if block.rows is None else block.rows
         out = scaled_dot_product_attention(
-            new.pad(query),
-            keys[:used, :, : self._longest],
-            values[:used, :, : self._longest],
-            attn_mask=self._mask,
+            block.packed.pad(query),
+            keys[picked, :, :longest],
+            values[picked, :, :longest],
+            attn_mask=block.mask,
             scale=scale,
-            enable_gqa=query.shape[1] != key.shape[1],
+            enable_gqa=query.shape[1] != keys.shape[1],
         )
-        return out[new.row, :, new.position]
+        return out[block.packed.row, :, block.packed.position]
 
 
 def _attention(

@@ -84,7 +84,13 @@ class ScratchPrompt(PromptFormat):
             ids = self._encoded[text] = tuple(self.tokenizer.encode(text, add_special_tokens=False))
         return ids
 
-    def header(self, instruction: str, kept: Sequence[KeptTurn], observation: str) -> list[int]:
+    def header(
+        self,
+        instruction: str,
+        kept: Sequence[KeptTurn],
+        observation: str,
+        admissible: Sequence[str] | None = None,
+    ) -> list[int]:
         ids = [self._bos]
         if not self.repeat_instruction:
             ids += [self._task, *self._encode(instruction)]
@@ -92,7 +98,7 @@ class ScratchPrompt(PromptFormat):
             ids += [*self._encode(turn.observation), self._act, *turn.action_ids]
         return ids + self.continuation(instruction, observation)
 
-    def continuation(self, instruction: str, observation: str) -> list[int]:
+    def continuation(self, instruction: str, observation: str, admissible: Sequence[str] | None = None) -> list[int]:
         reminder = [self._task, *self._encode(instruction)] if self.repeat_instruction else []
         return [*self._encode(observation), *reminder, self._act]
 

@@ -25,8 +25,9 @@ class CreditRule:
         statistics: `trajectory` (over episodes) or `step` (over step records, as the public reference does).
         combine: `convex` (λ·A_E + (1 − λ)·A_S) or `additive` (A_E + ω·A_S).
         omega: ω of `additive`.
-        invalid_penalty: What an invalid action costs.
-        penalty_in_returns: Whether it enters the returns, too.
+        invalid_penalty: What an invalid action costs its own turn.
+        format_penalty: What an answer that breaks its format costs its own turn; an invalid action in it costs both.
+        penalty_in_returns: Whether they enter the returns, too.
     """
 
     estimator: str = "gigpo"
@@ -36,6 +37,7 @@ class CreditRule:
     combine: str = "convex"
     omega: float = 1.0
     invalid_penalty: float = 0.1
+    format_penalty: float = 0.0
     penalty_in_returns: bool = False
 
     def __post_init__(self) -> None:
@@ -74,6 +76,7 @@ class CreditRule:
             statistics=self.statistics,
             combine=self.combine,
             invalid_penalty=self.invalid_penalty,
+            format_penalty=self.format_penalty,
             penalty_in_returns=self.penalty_in_returns,
         )
 

@@ -65,9 +65,8 @@ class _OpenSegment:
         self.response_mask.append(True)
         self.turn_index.append(turn)
         self.logprobs.append(logprob)
-        if allowed is not None:
-            self.allowed_ids += allowed
-            self.allowed_counts.append(len(allowed))
+        self.allowed_ids += allowed or ()
+        self.allowed_counts.append(len(allowed or ()))
 
     def close(self) -> Segment:
         return Segment(
@@ -78,10 +77,22 @@ class _OpenSegment:
 class EpisodeContext:
     """The token side of one running episode.
 
-    `pending` are the ids that the model has not seen yet; `fresh` says that they open a segment (an empty cache row).
+    Args:
+        prompt: How texts become tokens.
+        rule: How the episode is cut.
+        instruction: The goal.
+        observation: The first observation.
+        admissible: What is possible there, for prompts that show it; None where the world does not list it.
     """
 
-    def __init__(self, prompt: PromptFormat, rule: SegmentRule, instruction: str, observation: str):
+    def __init__(
+        self,
+        prompt: PromptFormat,
+        rule: SegmentRule,
+        instruction: str,
+        observation: str,
+        admissible: Sequence[str] | None = None,
+    ):
         self._prompt, self._rule, self.instruction = prompt, rule, instruction
         self._first_observation = observation
         self._kept: list[KeptTurn] = []
@@ -90,9 +101,7 @@ class EpisodeContext:
         self._closed: list[Segment] = []
         self.turn = 0
         self._open = _OpenSegment()
-        self.pending: list[int] = []
-        self.fresh = True
-        self._start_segment()
+        self._start_segment(admissible)
 
     @property
     def tokens(self) -> int:
@@ -117,41 +126,54 @@ class EpisodeContext:
             )
 
     @property
-    def action_so_far(self) -> list[int]:
-        """The ids of the action being said."""
-        return self._action
+    def token_ids(self) -> list[int]:
+        """The open segment's tokens so far: what the policy answers to."""
+        return self._open.token_ids
 
     def force(self, token_ids: Sequence[int]) -> None:
-        """Tokens of the action that have no alternative."""
+        """Append tokens of the answer that have no alternative."""
         self._open.add(token_ids, self.turn)
         self._action += token_ids
-        self.pending += token_ids
 
-    def choose(self, token_id: int, logprob: float, allowed: Sequence[int] | None) -> None:
-        """A token of the action that the policy chose."""
-        self._open.add_choice(token_id, logprob, allowed, self.turn)
-        self._action.append(token_id)
-        self.pending.append(token_id)
+    def answer(
+        self,
+        token_ids: Sequence[int],
+        logprobs: Sequence[float | None],
+        allowed: Sequence[Sequence[int] | None],
+    ) -> None:
+        """Append an answer.
 
-    def observe(self, observation: str, reserve: int) -> None:
+        Args:
+            token_ids: Its tokens.
+            logprobs: Of each token; None where it had no alternative, and so was not chosen.
+            allowed: For each chosen token, what it was chosen among; None for the whole vocabulary.
+        """
+        for token_id, logprob, ids in zip(token_ids, logprobs, allowed, strict=True):
+            if logprob is None:
+                self._open.add([token_id], self.turn)
+            else:
+                self._open.add_choice(token_id, logprob, ids, self.turn)
+        self._action += token_ids
+
+    def observe(self, observation: str, reserve: int, admissible: Sequence[str] | None = None) -> None:
         """Close the turn with what the environment answered; open a new segment where the rule says so.
 
         Args:
             observation: The next observation.
             reserve: Tokens that the next answer may need.
+            admissible: What is possible now, for prompts that show it; None where the world does not list it.
         """
         self._kept.append(KeptTurn(self._observation, tuple(self._action)))
         self._observation, self._action = observation, []
         self._open.turns += 1
         self.turn += 1
-        ids = self._prompt.continuation(self.instruction, observation)
+        ids = self._prompt.continuation(self.instruction, observation, admissible)
         full = self._rule.turns is not None and self._open.turns >= self._rule.turns
         if full or self.tokens + len(ids) + reserve > self._rule.max_tokens:
             self._closed.append(self._open.close())
-            self._start_segment()
+            self._start_segment(admissible)
         else:
             self._open.add(ids, self.turn)
-            self.pending += ids
 
     def segments(self) -> tuple[Segment, ...]:
         """All segments, the open one included unless nothing was answered in it."""
@@ -159,12 +181,10 @@ class EpisodeContext:
             return tuple(self._closed)
         return (*self._closed, self._open.close())
 
-    def _start_segment(self) -> None:
+    def _start_segment(self, admissible: Sequence[str] | None) -> None:
         kept = self._kept[-self._rule.keep_last :] if self._rule.keep_last else []
         if self._rule.keep_first_observation and len(kept) < len(self._kept):
             kept = [KeptTurn(self._first_observation, ()), *kept]
-        ids = self._prompt.header(self.instruction, kept, self._observation)
+        ids = self._prompt.header(self.instruction, kept, self._observation, admissible)
         self._open = _OpenSegment()
         self._open.add(ids, -1)
-        self.pending = list(ids)
-        self.fresh = True

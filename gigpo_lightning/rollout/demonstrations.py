@@ -1,7 +1,8 @@
 """Episodes played by an expert, as token rows of the policy: what imitation learns from.
 
 The expert knows only what it has read. Its actions are spelled along the same tries that sampling follows, so that a
-chosen token has the same alternatives as in a rollout.
+chosen token has the same alternatives as in a rollout. It gives no reasons: where the format asks for a thought, an
+empty one stands there, which is not imitated.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import numpy as np
 from gigpo_lightning.batch import PackRow
 from gigpo_lightning.envs.base import Expert, Observation, Task, TextEnv
 from gigpo_lightning.policy.base import BasePolicy
-from gigpo_lightning.policy.generation import TrieCache
+from gigpo_lightning.policy.thought import empty_thought
+from gigpo_lightning.policy.tries import TrieCache
 from gigpo_lightning.rollout.context import EpisodeContext, SegmentRule
 from gigpo_lightning.trajectory import Segment
 
@@ -34,21 +36,28 @@ def demonstrate(
         ValueError: The world lists no admissible actions, or the expert took one that is not admissible.
     """
     observation = env.reset(task)
-    context = EpisodeContext(policy.prompt, rule, observation.instruction, observation.text)
+    admissible = _listed(env)
+    context = EpisodeContext(policy.prompt, rule, observation.instruction, observation.text, admissible)
     for _ in range(max_turns):
-        admissible = env.admissible_actions()
-        if admissible is None:
-            raise ValueError("a warm start needs a world that lists its admissible actions")
         action = expert.act(observation, admissible)
-        _spell(context, tries, tuple(admissible), action, policy.prompt.action_ids(action))
+        if policy.prompt.reasons:
+            context.force(empty_thought(policy.prompt))
+        _spell(context, tries, admissible, action, policy.prompt.action_ids(action))
         result = env.step(action)
         if result.terminated or result.truncated:
             return context.segments() if result.info.get("won") else ()
-        observation = Observation(result.observation.text)
-        context.observe(observation.text, room_tokens)
+        observation, admissible = Observation(result.observation.text), _listed(env)
+        context.observe(observation.text, room_tokens, admissible)
         if context.room < room_tokens:
             return ()
     return ()
+
+
+def _listed(env: TextEnv) -> tuple[str, ...]:
+    admissible = env.admissible_actions()
+    if admissible is None:
+        raise ValueError("a warm start needs a world that lists its admissible actions")
+    return tuple(admissible)
 
 
 def _spell(
@@ -56,14 +65,13 @@ def _spell(
 ) -> None:
     """Append the action's tokens, as choices where there are alternatives."""
     node = tries.get(admissible)
+    allowed = []
     for token_id in token_ids:
         if token_id not in node.allowed:
             raise ValueError(f"the expert took {action!r}, which is not among {len(admissible)} admissible actions")
-        if len(node.allowed) == 1:
-            context.force([token_id])
-        else:
-            context.choose(token_id, 0.0, node.allowed)
+        allowed.append(node.allowed)
         node = node.child(token_id)
+    context.answer(token_ids, [0.0 if len(ids) > 1 else None for ids in allowed], allowed)
 
 
 def pack_row(segment: Segment, advantage: float) -> PackRow:

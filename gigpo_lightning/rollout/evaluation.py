@@ -108,12 +108,19 @@ class Outcome(NamedTuple):
     type: str
     won: bool
     turns: int
+    ill_formed: int = 0  # turns whose answer broke its format
 
 
 def outcomes(jobs: Sequence[EpisodeJob], episodes: Sequence[Episode]) -> list[Outcome]:
     """What is counted of played jobs."""
     return [
-        Outcome(job.task.id, str(job.task.difficulty.get("type", "any")), episode.won, len(episode.turns))
+        Outcome(
+            job.task.id,
+            str(job.task.difficulty.get("type", "any")),
+            episode.won,
+            len(episode.turns),
+            sum(not turn.well_formed for turn in episode.turns),
+        )
         for job, episode in zip(jobs, episodes, strict=True)
     ]
 
@@ -149,7 +156,8 @@ def wilson_interval(rate: float, n: int) -> tuple[float, float]:
 
 
 def summarise(batch: EvaluationBatch, played: Sequence[Outcome]) -> dict[str, Any]:
-    """Success with its interval, over all and per task type, and the mean length: one row of `results.json`."""
+    """One row of `results.json`, over all and per task type: success with its interval, mean length, and the share of
+    well-formed answers."""
     by_type: dict[str, list[Outcome]] = {}
     for outcome in played:
         by_type.setdefault(outcome.type, []).append(outcome)
@@ -172,6 +180,7 @@ def _rates(played: Sequence[Outcome]) -> dict[str, Any]:
         "success": success,
         "ci95": list(wilson_interval(success, tasks)),
         "length": sum(o.turns for o in played) / len(played),
+        "well_formed": 1.0 - sum(o.ill_formed for o in played) / max(sum(o.turns for o in played), 1),
     }
 
 

@@ -161,6 +161,7 @@ def _figures(laps: dict[str, float], stats: CollectorStats, episodes: int) -> di
         "time/store_s": laps["store"],
         "time/rollout_s": total_s,
         "time/rollout_tokens_per_s": stats.tokens / play_s,
+        "time/shared_tokens_frac": stats.shared_tokens / max(stats.tokens + stats.shared_tokens, 1),
         "time/env_steps_per_s": stats.steps / play_s,
         "time/episodes_per_s": episodes / total_s,
         "rollout/env_errors": float(len(stats.env_errors)),

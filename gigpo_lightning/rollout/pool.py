@@ -43,13 +43,25 @@ class EnvState:
 
 
 class EnvPool(Protocol):
-    """Slots, each with one environment."""
+    """Slots, each with one environment.
+
+    Attributes:
+        is_elsewhere: Whether environments work while this process does something else, between `send` and `receive`.
+    """
+
+    is_elsewhere: bool
 
     def reset(self, slots: Sequence[int], tasks: Sequence[Task]) -> list[EnvState]:
         """Start `tasks[i]` in slot `slots[i]`."""
 
     def step(self, slots: Sequence[int], actions: Sequence[str]) -> list[EnvState]:
         """Take `actions[i]` in slot `slots[i]`."""
+
+    def send(self, slots: Sequence[int], actions: Sequence[str]) -> None:
+        """Let `actions[i]` be taken in slot `slots[i]`; nothing else may be asked before `receive`."""
+
+    def receive(self) -> list[EnvState]:
+        """The states after what was sent."""
 
     def close(self) -> None:
         """Release all environments."""
@@ -179,8 +191,11 @@ def _failure(what: str, error: Exception) -> EnvState:
 class InProcessPool:
     """Environments in this process, made when a slot is first used."""
 
+    is_elsewhere = False
+
     def __init__(self, make_env: Callable[[], TextEnv]):
         self._make_env = make_env
+        self._sent: list[EnvState] = []
         self._envs: dict[int, TextEnv] = {}
         self._task_ids: dict[int, str] = {}  # those under way, for messages
 
@@ -191,6 +206,12 @@ class InProcessPool:
     def step(self, slots: Sequence[int], actions: Sequence[str]) -> list[EnvState]:
         ids = self._task_ids
         return [next_state(self._env(slot), a, ids.get(slot, "")) for slot, a in zip(slots, actions, strict=True)]
+
+    def send(self, slots: Sequence[int], actions: Sequence[str]) -> None:
+        self._sent = self.step(slots, actions)
+
+    def receive(self) -> list[EnvState]:
+        return self._sent
 
     def close(self) -> None:
         """Close all environments; those that fail to are told in one warning."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from gigpo_lightning.curriculum import Stage
 from gigpo_lightning.envs.base import Task, TaskSet
 from gigpo_lightning.policy.base import PromptFormat
+from gigpo_lightning.policy.thought import thought_room
 from gigpo_lightning.rollout.context import EpisodeContext, SegmentRule
 from gigpo_lightning.rollout.evaluation import Place
 from gigpo_lightning.rollout.pool import EnvPool
@@ -57,12 +58,21 @@ def check_first_prompt(pool: EnvPool, prompt: PromptFormat, rule: SegmentRule, a
     A failure of the environment is passed over: the collection counts those.
 
     Raises:
-        ValueError: There is no room; the message names the option to raise.
+        ValueError: There is no room for one, or none in it for a thought; the message names the option to raise.
     """
     (state,) = pool.reset([0], [task])
     if state.error is not None:
         return
-    EpisodeContext(prompt, rule, state.instruction, state.observation).require_room(answer_tokens, task.id)
+    context = EpisodeContext(prompt, rule, state.instruction, state.observation, state.admissible)
+    context.require_room(answer_tokens, task.id)
+    if prompt.reasons and state.admissible is not None:
+        longest = max(len(prompt.action_ids(action)) for action in state.admissible)
+        room = thought_room(prompt, longest, answer_tokens)
+        if room < 1:
+            raise ValueError(
+                f"data.max_action_tokens={answer_tokens} leaves no room for a thought: tags and an action of task "
+                f"{task.id} take {answer_tokens - room} tokens; raise it, 256 is usual"
+            )
 
 
 def claim_folder(folder: Path, run: Path, resumed: bool) -> None:

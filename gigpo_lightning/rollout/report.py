@@ -47,6 +47,7 @@ class Tally:
         sums["segments"] += len(episode.segments)
         sums["invalid"] += sum(not t.valid for t in episode.turns)
         sums["inadmissible"] += sum(not t.admissible for t in episode.turns)
+        sums["ill_formed"] += sum(not t.well_formed for t in episode.turns)
         sums[f"end.{episode.end.value}"] += 1
         for key in (f"stage.{stage}", f"type.{task_type or 'any'}"):
             sums[f"{key}.episodes"] += 1
@@ -63,6 +64,7 @@ class Tally:
             "rollout/segments_per_episode": sums["segments"] / episodes,
             "rollout/invalid_actions": sums["invalid"] / turns,
             "rollout/inadmissible_actions": sums["inadmissible"] / turns,
+            "rollout/ill_formed_answers": sums["ill_formed"] / turns,
         }
         for end in EndReason:
             figures[f"rollout/end_{end.value}"] = sums[f"end.{end.value}"] / episodes

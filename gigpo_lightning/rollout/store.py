@@ -23,6 +23,8 @@ _TURN_FIELDS = (
     ("reward", pa.float64()),
     ("anchor", pa.string()),
     ("valid", pa.bool_()),
+    ("admissible", pa.bool_()),
+    ("well_formed", pa.bool_()),
     ("step_return", pa.float64()),
     ("step_group", pa.int64()),
     ("episode_advantage", pa.float64()),
@@ -109,6 +111,8 @@ class RolloutWriter:
                 "reward": [t.reward for t in turns],
                 "anchor": [str(t.anchor) for t in turns],
                 "valid": [t.valid for t in turns],
+                "admissible": [t.admissible for t in turns],
+                "well_formed": [t.well_formed for t in turns],
                 "step_group": credit.step_group_ids[flat].tolist(),
             }
             for name in ("step_return", "episode_advantage", "step_advantage", "advantage"):

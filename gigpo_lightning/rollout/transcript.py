@@ -8,12 +8,14 @@ from gigpo_lightning.trajectory import Episode
 
 
 def transcript(episode: Episode, notes: Sequence[str] | None = None) -> str:
-    """The episode turn by turn, `notes[i]` beside the action of turn i."""
+    """The episode turn by turn, `notes[i]` beside the action of turn i; an answer that says more stands above it."""
     lines = [f"task: {episode.instruction}  [{episode.task_id}]", ""]
     for number, turn in enumerate(episode.turns):
         flags = "" if turn.valid else "  (invalid)"
+        flags += "" if turn.well_formed else "  (ill-formed)"
         note = f"    | {notes[number]}" if notes else f"    | reward {turn.reward:g}" if turn.reward else ""
-        lines += [turn.observation, f"  {number + 1:>2} > {turn.action}{flags}{note}"]
+        answer = [f"     : {line}" for line in turn.answer.splitlines()]
+        lines += [turn.observation, *answer, f"  {number + 1:>2} > {turn.action}{flags}{note}"]
     lines.append(f"[{'won' if episode.won else 'not won'}, {episode.end.value}, {len(episode.turns)} turns]")
     return "\n".join(lines)
 

@@ -47,6 +47,8 @@ class WorkerPool:
             environments cannot be made in a worker or what they exchange cannot be pickled.
     """
 
+    is_elsewhere = True
+
     def __init__(self, make_env: Callable[[], TextEnv], workers: int, deadline_s: float):
         if workers < 1:
             raise ValueError(f"env_workers={workers}: must be at least 1 here; without workers, use an InProcessPool")
@@ -55,14 +57,33 @@ class WorkerPool:
         self._make_env = _pickled(make_env, f"env_workers={workers}: environments are made by {make_env!r}, which")
         self._count, self._deadline_s = workers, deadline_s
         self._workers: list[_Worker] = []
+        # of what is under way: states that are known, by place; the places that each worker answers for
+        self._states: dict[int, EnvState] = {}
+        self._shares: dict[int, list[int]] = {}
 
     def reset(self, slots: Sequence[int], tasks: Sequence[Task]) -> list[EnvState]:
         """Start `tasks[i]` in slot `slots[i]`. A failure of the world is a state with `error`."""
-        return self._call("reset", slots, tasks)
+        self._ask("reset", slots, tasks)
+        return self.receive()
 
     def step(self, slots: Sequence[int], actions: Sequence[str]) -> list[EnvState]:
         """Take `actions[i]` in slot `slots[i]`. A slot whose worker was replaced has an error until its next reset."""
-        return self._call("step", slots, actions)
+        self.send(slots, actions)
+        return self.receive()
+
+    def send(self, slots: Sequence[int], actions: Sequence[str]) -> None:
+        """The first half of `step`: the workers start."""
+        self._ask("step", slots, actions)
+
+    def receive(self) -> list[EnvState]:
+        """The second half: gather the answers, in the order of what was asked."""
+        try:
+            for number, share in self._shares.items():
+                self._states.update(zip(share, self._answers(number), strict=True))
+        except BaseException:
+            self.close()
+            raise
+        return [self._states[position] for position in range(len(self._states))]
 
     def close(self) -> None:
         """Close all environments and end the processes. A later `reset` starts new ones."""
@@ -73,28 +94,24 @@ class WorkerPool:
         for worker in workers:
             worker.end(wait_s=max(0.0, end - time.monotonic()))
 
-    def _call(self, kind: Literal["reset", "step"], slots: Sequence[int], values: Sequence[Any]) -> list[EnvState]:
-        """Give every worker its share, then gather the answers in the order of `slots`."""
+    def _ask(self, kind: Literal["reset", "step"], slots: Sequence[int], values: Sequence[Any]) -> None:
+        """Give every worker its share."""
         if not self._workers:
             self._workers = [_Worker(number, self._make_env) for number in range(self._count)]
-        states: dict[int, EnvState] = {}  # by position in `slots`
-        shares: dict[int, list[int]] = {}  # worker → positions in `slots`
+        self._states, self._shares = {}, {}
         for position, (slot, _) in enumerate(zip(slots, values, strict=True)):
             number = slot % self._count
             if kind == "step" and slot not in self._workers[number].slots:
                 error = f"slot {slot} has no episode: its worker process {number} is new, reset it first"
-                states[position] = EnvState(error=error, lost=True)
+                self._states[position] = EnvState(error=error, lost=True)
             else:
-                shares.setdefault(number, []).append(position)
+                self._shares.setdefault(number, []).append(position)
         try:
-            for number, share in shares.items():
+            for number, share in self._shares.items():
                 self._workers[number].ask(kind, [slots[p] for p in share], [values[p] for p in share])
-            for number, share in shares.items():
-                states.update(zip(share, self._answers(number), strict=True))
         except BaseException:
             self.close()  # else answers under way would be taken for those of the next call
             raise
-        return [states[position] for position in range(len(slots))]
 
     def _answers(self, number: int) -> list[EnvState]:
         worker = self._workers[number]
