@@ -26,8 +26,9 @@ from gigpo_lightning.rollout.random_play import Work
 CONTEXT_BYTES = round(0.75 * GIB)
 # Above this share of the memory a run is called tight: the allocator does not use every gap.
 TIGHT_FRAC = 0.9
-# Where no tokenizer is at hand to count with: the share of tokens that are chosen, ids to choose among, a long prompt.
-_CHOSEN_FRAC, _ALLOWED, _PROMPT_TOKENS = 0.1, 8, 640
+# Where no tokenizer is at hand to count with: the share of tokens that are chosen, ids to choose among (mean
+# and most), a long prompt.
+_CHOSEN_FRAC, _ALLOWED, _WIDEST, _PROMPT_TOKENS = 0.1, 8, 64, 640
 # Tokens that a segment needs beside its longest prompt to be worth its prompt.
 _SHORTEST_ANSWERS = 128
 
@@ -69,22 +70,32 @@ class Setup:
         return min(self.work.prompt_tokens if self.work else _PROMPT_TOKENS, self.max_tokens)
 
     @property
+    def widest(self) -> int | None:
+        """The most ids that a token is chosen among; None for the whole vocabulary."""
+        return self.work.widest if self.work else _WIDEST if self.constrain else None
+
+    @property
     def micro_shape(self) -> MicroShape:
         """The largest micro-batch: a row that is longer than `micro_tokens` makes one of its own."""
         rows = ceil(self.micro_tokens / self.max_tokens)
         length = self.max_tokens if rows == 1 else self.micro_tokens // rows
-        share = self.work.choices / self.work.tokens if self.work else _CHOSEN_FRAC
-        chosen = max(round(rows * length * share), rows + 1)
-        constrained = self.constrain if self.work is None else self.work.allowed is not None
-        allowed = (self.work.allowed if self.work and self.work.allowed else _ALLOWED) if constrained else None
-        return MicroShape(rows, length, chosen, None if allowed is None else round(chosen * allowed))
+        if self.work is not None:
+            share = rows * length / self.work.tokens
+            listed, allowed, free = (share * n for n in (self.work.listed, self.work.allowed, self.work.free))
+        else:
+            chosen = rows * length * _CHOSEN_FRAC
+            listed, allowed, free = (chosen, chosen * _ALLOWED, 0.0) if self.constrain else (0.0, 0.0, chosen)
+        # More than there are rows: a dry run tells the two by their number.
+        least = rows + 1 if listed else 0
+        return MicroShape(rows, length, max(round(listed), least), max(round(allowed), 2 * least), round(free))
 
 
 @dataclass(frozen=True)
 class Needs:
     """Bytes of a run by part; `update`, `rollout` and `step` are peaks beyond what is held all the time.
 
-    `update_otherwise` is `update` with gradient checkpointing switched the other way, where the policy has it.
+    `update_otherwise` is `update` with gradient checkpointing switched the other way, where the policy has it. The
+    `cache` of keys and values is there in the rollout, and on a CPU kept in the update (`cache_stays`).
     """
 
     parameters: int
@@ -93,21 +104,32 @@ class Needs:
     gradients: int
     optimizer: int
     reference: int
-    cache: int
     update: UpdateBytes
     update_otherwise: UpdateBytes | None
-    rollout: int
     step: int
+    cache: int
+    cache_stays: bool
+    rollout: int
 
     @property
     def held(self) -> int:
-        """What is held all the time."""
-        return self.weights + self.gradients + self.optimizer + self.reference + self.cache
+        """What is held all the time, the cache left out."""
+        return self.weights + self.gradients + self.optimizer + self.reference
+
+    @property
+    def peaks(self) -> dict[str, int]:
+        """All that is held at the peaks of the run."""
+        kept = self.held + self.cache * self.cache_stays
+        return {
+            "the update": kept + self.update.peak,
+            "the optimiser step": kept + self.step,
+            "the rollout": self.held + self.cache + self.rollout,
+        }
 
     @property
     def total(self) -> int:
         """The peak of the run."""
-        return self.held + max(self.update.peak, self.rollout, self.step)
+        return max(self.peaks.values())
 
 
 class Planner:
@@ -136,14 +158,15 @@ class Planner:
             gradients=hollow.trained_bytes,
             optimizer=optimizer,
             reference=hollow.reference_bytes if setup.kl else 0,
-            cache=hollow.cache_bytes(setup.rows, setup.capacity),
             update=self._update(setup),
             update_otherwise=self._update(_switched(setup)) if compare and _is_pretrained(setup) else None,
-            rollout=self._once(
-                ("rollout", id(hollow), setup.rows, setup.capacity, setup.prompt_tokens),
-                lambda: hollow.rollout_bytes(setup.rows, setup.capacity, setup.prompt_tokens),
-            ),
             step=step,
+            cache=hollow.cache_bytes(setup.rows, setup.capacity),
+            cache_stays=not setup.on_gpu,
+            rollout=self._once(
+                ("rollout", id(hollow), setup.rows, setup.capacity, setup.prompt_tokens, setup.widest),
+                lambda: hollow.rollout_bytes(setup.rows, setup.capacity, setup.prompt_tokens, setup.widest),
+            ),
         )
 
     def savings(self, setup: Setup) -> list[tuple[str, int]]:

@@ -14,6 +14,7 @@ from gigpo_lightning.cli_plan_needs import TIGHT_FRAC, Needs, Setup
 from gigpo_lightning.cli_plan_probe import PARTS
 from gigpo_lightning.memory import format_size
 from gigpo_lightning.policy.causal_lm import CausalLMPolicy
+from gigpo_lightning.policy.hollow import MicroShape
 from gigpo_lightning.rollout.random_play import Work
 
 _WIDTH = 100
@@ -49,7 +50,6 @@ def show_memory(setup: Setup, needs: Needs, room: Room, savings: Sequence[tuple[
     table.add_row("optimiser state", format_size(needs.optimizer), setup.optimizer_name)
     reference = "frozen copy of the weights" if needs.reference else "none: " + _no_reference(setup)
     table.add_row("reference", format_size(needs.reference), reference)
-    table.add_row("keys and values", format_size(needs.cache), f"{setup.rows} rows of {setup.capacity:,} tokens")
     table.add_row("held all the time", format_size(needs.held), "", style="bold", end_section=True)
     shape, checkpointed = setup.micro_shape, getattr(setup.policy, "gradient_checkpointing", False)
     note = f"{shape.rows} × {shape.length:,} tokens, forward and backward"
@@ -57,13 +57,16 @@ def show_memory(setup: Setup, needs: Needs, room: Room, savings: Sequence[tuple[
     if needs.update_otherwise is not None:
         other = format_size(needs.update_otherwise.activations)
         table.add_row("", "", f"({other} with{'out' * checkpointed} gradient_checkpointing)")
-    among = f"among {shape.allowed / shape.chosen:.1f} each" if shape.allowed else "among all"
-    table.add_row("log-probs", format_size(needs.update.logprobs), f"{shape.chosen:,} chosen tokens {among}")
+    table.add_row("log-probs", format_size(needs.update.logprobs), _choices(shape))
     table.add_row("update, at its peak", format_size(needs.update.peak), "these two, not at once", style="bold")
-    note = f"{setup.rows} rows, {setup.prompt_tokens:,} new tokens each"
-    table.add_row("rollout, at its peak", format_size(needs.rollout), note, style="bold")
     table.add_row("optimiser step", format_size(needs.step), "", style="bold", end_section=True)
-    table.add_row("needed", format_size(needs.total), "held all the time + the highest of the peaks", style="bold")
+    note = f"{setup.rows} rows of {setup.capacity:,} tokens" + ", kept in the update" * needs.cache_stays
+    table.add_row("keys and values", format_size(needs.cache), note)
+    note = f"{setup.rows} rows, {setup.prompt_tokens:,} new tokens each"
+    table.add_row("reading, sampling", format_size(needs.rollout), note)
+    rollout = format_size(needs.cache + needs.rollout)
+    table.add_row("rollout, at its peak", rollout, "these two", style="bold", end_section=True)
+    table.add_row("needed", format_size(needs.total), "the highest peak, with what is held all the time", style="bold")
     table.add_row("there", format_size(room.size), room.what)
     console = _console()
     console.print(table)
@@ -85,7 +88,7 @@ def show_work(works: Mapping[str, Work], why: str, episodes: int) -> None:
         f"An iteration of {episodes} episodes, played at random", "stage", "turns", "tokens", "chosen", "rows to"
     )
     for name, work in works.items():
-        tokens, chosen = round(work.tokens * episodes), round(work.choices * episodes)
+        tokens, chosen = round(work.tokens * episodes), round((work.listed + work.free) * episodes)
         table.add_row(
             name, f"{work.turns * episodes:,.0f}", f"{tokens:,}", f"{chosen:,}", f"{work.row_tokens:,} tokens"
         )
@@ -124,9 +127,14 @@ def _too_large(needs: Needs, room: Room) -> str:
     """The parts for which there is no room."""
     if needs.held > room.size:
         return f": what is held all the time needs {format_size(needs.held)}"
-    peaks = {"the update": needs.update.peak, "the rollout": needs.rollout, "the optimiser step": needs.step}
-    tops = [f"{name} needs {format_size(needs.held + p)}" for name, p in peaks.items() if needs.held + p > room.size]
+    tops = [f"{name} needs {format_size(size)}" for name, size in needs.peaks.items() if size > room.size]
     return f": {', '.join(tops)}" if tops else ""
+
+
+def _choices(shape: MicroShape) -> str:
+    """What the tokens of a micro-batch were chosen among."""
+    listed = f"{shape.listed:,} tokens among {shape.allowed / shape.listed:.1f} ids" if shape.listed else ""
+    return " and ".join(filter(None, [listed, f"{shape.free:,} among all" if shape.free else ""]))
 
 
 def _no_reference(setup: Setup) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from gigpo_lightning.batch import MicroBatch
 from gigpo_lightning.memory import LiveBytes, format_size, free_memory, int8_bytes, nf4_bytes, parse_size, storage_bytes
 from gigpo_lightning.policy.base import BasePolicy
 from gigpo_lightning.policy.causal_lm import CausalLMPolicy, LoRA
+from gigpo_lightning.policy.generation import OutputLayer, choose_tokens
 from gigpo_lightning.policy.hollow import HollowPolicy, MicroShape
 from gigpo_lightning.policy.ragged import PackedRows, run_ragged
 from gigpo_lightning.policy.scratch import ScratchPolicy
@@ -19,7 +21,7 @@ from tests.tiny_lm import CHAT, save_tiny
 from tests.toy_world import BoxTasks
 
 LORA = LoRA(r=4, alpha=8.0)
-SHAPE = MicroShape(rows=6, length=60, chosen=100, allowed=300)
+SHAPE = MicroShape(rows=6, length=60, listed=100, allowed=300, free=0)
 KINDS: dict[str, dict[str, Any]] = {
     "full": {"lora": None, "dtype": "float32"},
     "full bfloat16": {"lora": None, "dtype": "bfloat16"},
@@ -71,15 +73,15 @@ def rounding(policy: BasePolicy) -> list[Tensor]:
 def micro_batch(shape: MicroShape) -> MicroBatch:
     """Random tokens; each chosen one is the first of three allowed ones."""
     generator = torch.Generator().manual_seed(0)
-    each = shape.allowed // shape.chosen
-    allowed = torch.stack([torch.randperm(40, generator=generator)[:each] for _ in range(shape.chosen)])
-    chosen = torch.arange(1, shape.chosen + 1) * 3
+    each = shape.allowed // shape.listed
+    allowed = torch.stack([torch.randperm(40, generator=generator)[:each] for _ in range(shape.listed)])
+    chosen = torch.arange(1, shape.listed + 1) * 3
     token_ids = torch.randint(0, 40, (shape.rows * shape.length,), generator=generator)
     token_ids[chosen] = allowed[:, 0]
-    numbers, counts = torch.zeros(shape.chosen), torch.full((shape.chosen,), each)
+    numbers, counts = torch.zeros(shape.listed), torch.full((shape.listed,), each)
     lengths = (shape.length,) * shape.rows
     return MicroBatch(
-        token_ids, lengths, chosen, torch.arange(shape.chosen), numbers, numbers, allowed.flatten(), counts
+        token_ids, lengths, chosen, torch.arange(shape.listed), numbers, numbers, allowed.flatten(), counts
     )
 
 
@@ -121,7 +123,7 @@ def test_the_peaks_are_those_of_a_real_update_and_a_real_step_of_decoding(kind: 
         cache.lengths = [30] * 7
         policy.feed(cache, [[5] * 20] * 7)
     # In 8 bit, evaluation rounds its inputs in other pieces.
-    assert hollow.rollout_bytes(7, 50, 20) == pytest.approx(live.peak, rel=0.001 if kind == "8bit" else 0)
+    assert hollow.rollout_bytes(7, 50, 20, 3) == pytest.approx(live.peak, rel=0.001 if kind == "8bit" else 0)
 
 
 def vars_of(micro: MicroBatch) -> list[Any]:
@@ -134,18 +136,48 @@ def test_gradient_checkpointing_and_the_log_probs_of_free_answers(folder: str) -
     one, other = plain.update_bytes(SHAPE, True), saving.update_bytes(SHAPE, True)
     assert other.activations < one.activations / 2
     assert other.logprobs == one.logprobs
-    free = plain.update_bytes(MicroShape(6, 60, 100, None), True)
+    free = plain.update_bytes(MicroShape(6, 60, 0, 0, 100), True)
     vocabulary = plain.policy.model.config.vocab_size
     # At least the scores of every word for each of the 100 tokens, float32.
     assert free.logprobs >= 100 * vocabulary * 4
     # Longer rows of as many tokens hold no more: attention is fused on this machine.
-    assert plain.update_bytes(MicroShape(3, 120, 100, 300), True).activations <= 1.01 * one.activations
+    assert plain.update_bytes(MicroShape(3, 120, 100, 300, 0), True).activations <= 1.01 * one.activations
+
+
+def test_choices_among_some_and_among_all_in_one_micro_batch(folder: str) -> None:
+    shape = replace(SHAPE, listed=60, allowed=180, free=40)
+    policy, held = real("lora", folder)
+    micro = micro_batch(replace(SHAPE, listed=100, allowed=300))
+    counts = micro.allowed_counts.clone()
+    counts[60:] = 0  # the last forty were free
+    micro = replace(micro, allowed_counts=counts, allowed_ids=micro.allowed_ids[:180])
+    with LiveBytes(held) as live:
+        sum(part.sum() for part in policy.chosen_logprobs(micro, 1.0)).backward()
+    counted = HollowPolicy(policy_of("lora", folder), BoxTasks()).update_bytes(shape, with_reference=False)
+    assert counted.peak == pytest.approx(live.peak, rel=0.002)
+
+
+@pytest.mark.parametrize("widest", [None, 5])
+def test_sampling_holds_no_more_than_is_planned(widest: int | None, tmp_path: Any) -> None:
+    hidden, rows, vocabulary = 16, 64, 3000
+    layer = torch.nn.Linear(hidden, vocabulary, bias=False).requires_grad_(False).bfloat16()
+    states = torch.randn(rows, hidden).bfloat16()
+    allowed = [None if widest is None else list(range(widest))] * rows
+    with LiveBytes([layer.weight, states]) as live:
+        choose_tokens(OutputLayer(layer), states, allowed, [0.5] * rows, 1.0)
+    sizes = {"hidden_size": hidden, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1}
+    few = save_tiny(tmp_path, vocab_size=vocabulary, **sizes)
+    hollow = HollowPolicy(CausalLMPolicy(few, dtype="bfloat16"), BoxTasks())
+    planned = hollow.rollout_bytes(rows, 8, 1, widest)
+    assert live.peak <= planned
+    if widest is None:
+        assert planned <= 1.05 * live.peak  # sampling is what counts here
 
 
 def test_on_a_gpu_unfused_attention_holds_its_scores(folder: str) -> None:
     policy = CausalLMPolicy(folder, lora=LORA, dtype="float32")
     here, there = HollowPolicy(policy, BoxTasks()), HollowPolicy(policy, BoxTasks(), on_gpu=True)
-    shape = MicroShape(2, 300, 30, 90)
+    shape = MicroShape(2, 300, 30, 90, 0)
     more = there.update_bytes(shape, False).activations - here.update_bytes(shape, False).activations
     # Softmax keeps a score for each of 2 rows × 4 heads × 300² pairs, float32, in each of the 6 layers.
     assert more > 6 * 2 * 4 * 300**2 * 4

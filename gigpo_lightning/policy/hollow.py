@@ -27,6 +27,7 @@ from gigpo_lightning.policy.base import BasePolicy
 from gigpo_lightning.policy.causal_lm import CausalLMPolicy
 from gigpo_lightning.policy.hollow_parts import (
     bitsandbytes_state,
+    choice_stand_ins,
     ids,
     replace_tensors,
     round_layer,
@@ -37,16 +38,24 @@ from gigpo_lightning.policy.ragged import PackedRows, run_ragged
 
 # Layers are alike, so that two short models tell what each layer adds; a model of few layers is run whole.
 _SHORT = (2, 4)
+# Sampling among listed ids multiplies float32 copies of a weight row and a hidden state, value by value.
+_SCORE_BYTES = 3 * 4
+# Among all ids: scores and log-probabilities in float32, probabilities and their sums in float64.
+_FREE_SCORE_BYTES = 4 + 4 + 8 + 8
 
 
 @dataclass(frozen=True)
 class MicroShape:
-    """The size of a micro-batch: rows of `length` tokens, tokens that the policy chose, and what it chose among."""
+    """The size of a micro-batch: `rows` of `length` tokens.
+
+    `listed` tokens were chosen among listed ids, `allowed` in all; `free` ones among the whole vocabulary.
+    """
 
     rows: int
     length: int
-    chosen: int
-    allowed: int | None  # allowed ids of all chosen tokens; None where decoding is unconstrained
+    listed: int
+    allowed: int
+    free: int
 
 
 @dataclass(frozen=True)
@@ -129,7 +138,7 @@ class HollowPolicy:
                 if self._on_gpu and group.get("foreach", False) is None and not group.get("fused"):
                     group["foreach"] = True  # torch's own choice on a GPU
             try:
-                with LiveBytes(self._known, stand_ins({}, 0)) as live:
+                with LiveBytes(self._known, stand_ins({})) as live:
                     optimizer.step()
             except (RuntimeError, ArithmeticError) as error:  # NotImplementedError is a RuntimeError
                 raise ValueError(f"{type(optimizer).__name__} cannot be tried without values: {error}") from error
@@ -159,16 +168,23 @@ class HollowPolicy:
                 loss = loss + self.policy.reference_logprobs(micro, 1.0).sum()
             loss.backward()
 
-        peak = partial(self._peak, stand_ins({shape.rows: tokens, shape.chosen: shape.allowed or 0}, shape.chosen))
+        answers = stand_ins({shape.rows: tokens, shape.listed: shape.allowed})
+        peak = partial(self._peak, answers | choice_stand_ins(shape.listed, shape.free, shape.allowed))
         with self._given_hidden(tokens) as hidden:
             step = peak(logprobs, unfused, [hidden])
         activations = self._over_layers(lambda: peak(decoder, unfused))
         return UpdateBytes(activations, step, max(activations, self._over_layers(lambda: peak(update, unfused))))
 
-    def rollout_bytes(self, rows: int, capacity: int, prompt_tokens: int) -> int:
+    def rollout_bytes(self, rows: int, capacity: int, prompt_tokens: int, widest: int | None) -> int:
         """The most that a step of decoding holds: every row reads `prompt_tokens` into a cache that is then full.
 
         An upper bound. When prompts are long, few rows hold so much before; when all are new, attention sees less.
+
+        Args:
+            rows: Rows of the cache.
+            capacity: Tokens of each.
+            prompt_tokens: Tokens that are read at once.
+            widest: The most ids that a token is chosen among; None for the whole vocabulary.
         """
         self.policy.eval()
         with self._mode:
@@ -179,9 +195,15 @@ class HollowPolicy:
             self.policy.feed(cache, [[0] * prompt_tokens] * rows)
 
         # Rows of unequal length need a mask, which on a GPU no fused kernel takes together with shared heads.
-        answers, given = stand_ins({rows: rows * prompt_tokens}, 0), tensors_in(vars(cache))
+        answers, given = stand_ins({rows: rows * prompt_tokens}), tensors_in(vars(cache))
         with torch.no_grad():
-            return self._over_layers(lambda: self._peak(answers, feed, self._grouped, given))
+            reading = self._over_layers(lambda: self._peak(answers, feed, self._grouped, given))
+        weight = self.policy.model.get_output_embeddings().weight
+        if widest is not None:
+            return max(reading, rows * widest * weight.shape[1] * _SCORE_BYTES)
+        # Without exact products of short numbers the output layer is there once more in float32.
+        copied = 0 if self._on_gpu or weight.dtype == torch.float32 else weight.numel() * 4
+        return copied + max(reading, rows * weight.shape[0] * _FREE_SCORE_BYTES)
 
     @property
     def _grouped(self) -> bool:
@@ -244,7 +266,7 @@ class HollowPolicy:
 
 
 def _micro_batch(shape: MicroShape) -> MicroBatch:
-    chosen = shape.chosen
+    chosen = shape.listed + shape.free
     return MicroBatch(
         token_ids=ids(shape.rows * shape.length),
         lengths=(shape.length,) * shape.rows,
@@ -252,8 +274,8 @@ def _micro_batch(shape: MicroShape) -> MicroBatch:
         turn=ids(chosen),
         old_logprobs=torch.empty(chosen),
         advantages=torch.empty(chosen),
-        allowed_ids=ids(shape.allowed or 0),
-        allowed_counts=None if shape.allowed is None else ids(chosen),
+        allowed_ids=ids(shape.allowed),
+        allowed_counts=ids(chosen) if shape.listed else None,
     )
 
 

@@ -70,13 +70,34 @@ def replace_tensors(module: nn.Module) -> None:
                 store[name] = made[id(tensor)]  # type: ignore[assignment]
 
 
-def stand_ins(repeated: Mapping[int, int], nonzero: int) -> dict[Any, Callable[..., Any]]:
+def stand_ins(repeated: Mapping[int, int]) -> dict[Any, Callable[..., Any]]:
     """Answers where shapes or branches depend on values: checks pass, n numbers of repetitions make `repeated[n]`."""
     return {
         _ATEN._local_scalar_dense.default: lambda x: 0.5 if x.is_floating_point() else 1,
         _ATEN.equal.default: lambda one, other: True,
-        _ATEN.nonzero.default: lambda x: ids(nonzero, 1),
         _ATEN.repeat_interleave.Tensor: lambda repeats, output_size=None: ids(repeated[len(repeats)]),
+    }
+
+
+def choice_stand_ins(listed: int, free: int, allowed: int) -> dict[Any, Callable[..., Any]]:
+    """The same for `listed` tokens that were chosen among `allowed` ids, and `free` ones among the whole vocabulary."""
+
+    def where(counted: Any, size: int) -> Callable[..., Any]:
+        """Of the numbers of allowed ids, those above 0 or equal to 0."""
+
+        def answer(x: Tensor, value: Any) -> Tensor:
+            about_choices = x.dim() == 1 and len(x) == listed + free and x.dtype == torch.int64
+            return torch.empty(size, dtype=torch.bool) if about_choices else counted(x, value)
+
+        return answer
+
+    def nonzero(x: Tensor) -> Tensor:
+        return ids(listed if len(x) == allowed else len(x), 1)
+
+    return {
+        _ATEN.gt.Scalar: where(_ATEN.gt.Scalar, listed),
+        _ATEN.eq.Scalar: where(_ATEN.eq.Scalar, free),
+        _ATEN.nonzero.default: nonzero,
     }
 
 
