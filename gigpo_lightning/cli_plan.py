@@ -29,6 +29,7 @@ from gigpo_lightning.cli_quiet import quieten
 from gigpo_lightning.curriculum import Stage
 from gigpo_lightning.memory import free_memory, parse_size
 from gigpo_lightning.policy.causal_lm import CausalLMPolicy
+from gigpo_lightning.policy.pretrained import load_config
 from gigpo_lightning.rollout.pool import InProcessPool
 from gigpo_lightning.rollout.random_play import Work, play_at_random
 
@@ -125,6 +126,9 @@ class PlanCLI(GiGPOCLI):
         listed = listed if isinstance(listed, list) else [listed]
         trainer["callbacks"] = [c for c in listed if c["class_path"].rsplit(".")[-1] not in _LEFT_OUT]
         options["data"]["rollout_dir"] = None
+        options["data"]["skip_zero_advantage"] = (
+            False  # an untrained policy may win nothing, and no update would be seen
+        )
         options["runs_dir"], options["ckpt_path"] = str(self.folder), None
         super().before_instantiate_classes()
 
@@ -181,6 +185,7 @@ class PlanCLI(GiGPOCLI):
         if curriculum is not None:
             stages = [curriculum.stage, *curriculum.stages[-1:]]
         if isinstance(policy, CausalLMPolicy):
+            load_config(policy.source, policy.revision)  # without it there is nothing to plan
             try:
                 policy.load_prompt()
             except ValueError as error:
@@ -227,7 +232,8 @@ class PlanCLI(GiGPOCLI):
             print(f"no probe: {reason}")
             return {}
         count = self.trainer.max_epochs
-        print(f"probe: {count} iteration{'s' * (count != 1)} as fit makes them (--probe false leaves it out) …")
+        plural = "s" * (count != 1)
+        print(f"probe: {count} iteration{plural} as in fit, every row trained (--probe false leaves this out) …")
         sys.stdout.flush()
         self.trainer.fit(self.model, datamodule=self.datamodule)
         if not self.clock.iterations:

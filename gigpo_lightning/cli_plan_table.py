@@ -58,7 +58,9 @@ def show_memory(setup: Setup, needs: Needs, room: Room, savings: Sequence[tuple[
         other = format_size(needs.update_otherwise.activations)
         table.add_row("", "", f"({other} with{'out' * checkpointed} gradient_checkpointing)")
     table.add_row("log-probs", format_size(needs.update.logprobs), _choices(shape))
-    table.add_row("update, at its peak", format_size(needs.update.peak), "these two, not at once", style="bold")
+    table.add_row(
+        "update, at its peak", format_size(needs.update.peak), "both, and the reference's log-probs", style="bold"
+    )
     table.add_row("optimiser step", format_size(needs.step), "", style="bold", end_section=True)
     note = f"{setup.rows} rows of {setup.capacity:,} tokens" + ", kept in the update" * needs.cache_stays
     table.add_row("keys and values", format_size(needs.cache), note)
