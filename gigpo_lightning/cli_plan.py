@@ -149,7 +149,7 @@ class PlanCLI(GiGPOCLI):
             tasks=data.tasks,
             optimizer=module._optimizer,
             optimizer_name=_class_name(options["model"].get("optimizer")),
-            kl=module.kl_coef > 0,
+            kl=module.loss.kl_coef > 0,
             rows=min(data.rows, max(data.groups * data.members, data.evaluation.tasks * data.evaluation.seeds)),
             max_tokens=data.segment_rule.max_tokens,
             micro_tokens=data.max_tokens_per_batch,

@@ -155,7 +155,7 @@ class HollowPolicy:
         unfused = self._grouped and self.policy.model.dtype == torch.float32
 
         def decoder() -> None:
-            rows = PackedRows(ids(tokens), ids(tokens), (shape.rows, shape.length))
+            rows = PackedRows(ids(tokens), ids(tokens), (shape.rows, shape.length), ((shape.rows, shape.length),))
             run_ragged(self.policy.model, ids(tokens), rows.position, rows).sum().backward()
 
         def logprobs() -> None:
