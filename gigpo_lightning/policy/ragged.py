@@ -20,10 +20,15 @@ from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
 ATTENTION_NAME = "gigpo_ragged"
-# Up to this share of rows with more than one new token, those attend by themselves.
+# Where rows are padded: up to this share of rows with more than one new token, those attend by themselves.
 FEW_LONG_FRAC = 0.25
-# On a CPU one more call of attention costs as much as this many products of numbers in it.
+# Where they are not, on a CPU: one more call costs as much as this many products of numbers in it (measured).
 CALL_PRODUCTS = 100_000
+
+
+def pads(device: torch.device) -> bool:
+    """Whether rows of unequal length attend in one padded call. On a CPU padding costs more than calls."""
+    return device.type != "cpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +59,10 @@ class PackedRows:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         """Causal attention inside each row. Tensors are [1, heads, T, head_dim]; returns [1, T, heads, head_dim]."""
-        if query.is_cuda:
+        if pads(query.device):
             # Padding stands at the end of a row, where a causal mask already hides it from every real token.
             out = _causal(self.pad(query), self.pad(key), self.pad(value), scale)
             return out[self.row, :, self.position][None]
-        # On a CPU padding costs more than calls.
         tokens = [rows * length for rows, length in self.runs]
         parts = zip(self.runs, query.split(tokens, 2), key.split(tokens, 2), value.split(tokens, 2), strict=True)
         return _on_line(
@@ -150,14 +154,14 @@ class KVCache:
             self.lengths[row] += count
         new = PackedRows.from_lengths(counts, device)
         self._row, self._position = new.row, before[new.row] + new.position
-        if self.keys.is_cuda:
+        if pads(device):
             self._blocks = self._make_blocks(counts, new.row)
         else:
             self._runs = self._make_runs(counts)
         return self._position
 
     def _make_blocks(self, counts: Sequence[int], row: Tensor) -> list[_Block]:
-        """On a GPU a call costs more than padding: one for all rows, or two."""
+        """All rows, or those with one new token and those with more."""
         long = [row for row, count in enumerate(counts) if count > 1]
         if not 0 < len(long) <= FEW_LONG_FRAC * len(counts):
             return [self._block(counts, None, None)]
@@ -176,7 +180,7 @@ class KVCache:
         return _Block(None if rows is None else torch.tensor(rows, device=device), tokens, packed, mask)
 
     def _make_runs(self, counts: Sequence[int]) -> list[_Run]:
-        """On a CPU padding costs more than a call, unless rows are short or alike."""
+        """Each row, or neighbours that are short or alike."""
         longest, most = max(self.lengths[: len(counts)]), max(counts)
         # Shifted to the left, this triangle hides what comes after each new token, wherever the row has got to.
         triangle = torch.full((most, 2 * longest), -torch.inf, dtype=self.keys.dtype).triu_(longest + 1)
