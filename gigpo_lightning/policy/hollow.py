@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
 
 from gigpo_lightning.batch import MicroBatch
@@ -84,7 +83,7 @@ class HollowPolicy:
     Args:
         policy: A policy that is not prepared; it stays so.
         tasks: The world's tasks.
-        on_gpu: Whether the run will be on a GPU, whose attention kernels do not take every input.
+        on_gpu: Whether the run will be on a GPU: optimisers and the output layer work otherwise there.
 
     Raises:
         ValueError: As the policy's `prepare`, but for what only the weights could tell.
@@ -151,8 +150,6 @@ class HollowPolicy:
         """What the update of one micro-batch holds beyond weights and gradients."""
         self.policy.train()
         tokens = shape.rows * shape.length
-        # On a GPU no fused kernel takes float32 where several heads share their keys and values.
-        unfused = self._grouped and self.policy.model.dtype == torch.float32
 
         def decoder() -> None:
             rows = PackedRows(ids(tokens), ids(tokens), (shape.rows, shape.length), ((shape.rows, shape.length),))
@@ -171,9 +168,9 @@ class HollowPolicy:
         answers = stand_ins({shape.rows: tokens, shape.listed: shape.allowed})
         peak = partial(self._peak, answers | choice_stand_ins(shape.listed, shape.free, shape.allowed))
         with self._given_hidden(tokens) as hidden:
-            step = peak(logprobs, unfused, [hidden])
-        activations = self._over_layers(lambda: peak(decoder, unfused))
-        return UpdateBytes(activations, step, max(activations, self._over_layers(lambda: peak(update, unfused))))
+            step = peak(logprobs, [hidden])
+        activations = self._over_layers(lambda: peak(decoder))
+        return UpdateBytes(activations, step, max(activations, self._over_layers(lambda: peak(update))))
 
     def rollout_bytes(self, rows: int, capacity: int, prompt_tokens: int, widest: int | None) -> int:
         """The most that a step of decoding holds: every row reads `prompt_tokens` into a cache that is then full.
@@ -194,10 +191,9 @@ class HollowPolicy:
             cache.lengths = [capacity - prompt_tokens] * rows
             self.policy.feed(cache, [[0] * prompt_tokens] * rows)
 
-        # Rows of unequal length need a mask, which on a GPU no fused kernel takes together with shared heads.
         answers, given = stand_ins({rows: rows * prompt_tokens}), tensors_in(vars(cache))
         with torch.no_grad():
-            reading = self._over_layers(lambda: self._peak(answers, feed, self._grouped, given))
+            reading = self._over_layers(lambda: self._peak(answers, feed, given))
         weight = self.policy.model.get_output_embeddings().weight
         if widest is not None:
             return max(reading, rows * widest * weight.shape[1] * _SCORE_BYTES)
@@ -205,22 +201,14 @@ class HollowPolicy:
         copied = 0 if self._on_gpu or weight.dtype == torch.float32 else weight.numel() * 4
         return copied + max(reading, rows * weight.shape[0] * _FREE_SCORE_BYTES)
 
-    @property
-    def _grouped(self) -> bool:
-        """Whether several query heads share their keys and values."""
-        config = self.policy.model.config
-        return bool(config.num_key_value_heads != config.num_attention_heads)
-
     def _peak(
         self,
         answers: dict[Any, Callable[..., Any]],
         run: Callable[[], None],
-        unfused: bool,
         given: Sequence[Tensor] = (),
     ) -> int:
         """The most that `run` holds beyond the policy and what is `given`."""
-        kernels = sdpa_kernel(SDPBackend.MATH) if self._on_gpu and unfused else nullcontext()
-        with self._mode, kernels, LiveBytes([*self._known, *given], answers) as live:
+        with self._mode, LiveBytes([*self._known, *given], answers) as live:
             run()
         return live.peak
 

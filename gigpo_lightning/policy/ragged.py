@@ -90,8 +90,11 @@ def _on_line(runs: Sequence[Tensor]) -> Tensor:
 
 def _causal(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
     """[rows, heads, length, head_dim] → the same."""
-    grouped = query.shape[1] != key.shape[1]
-    return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=grouped)
+    shared = query.shape[1] // key.shape[1]
+    if shared > 1 and query.is_cuda and query.dtype == torch.float32:
+        # No fused kernel of a GPU takes shared heads in float32: copies of keys and values cost less than all scores.
+        key, value, shared = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1), 1
+    return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=shared > 1)
 
 
 class _Block(NamedTuple):
@@ -236,9 +239,19 @@ class KVCache:
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
-    """[rows, heads, new, head_dim] → the same; keys and values are [rows, key heads, longest, head_dim]."""
-    grouped = query.shape[1] != key.shape[1]
-    return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale, enable_gqa=grouped)
+    """[rows, heads, new, head_dim] → the same; keys and values are [rows, key heads, longest, head_dim].
+
+    Heads that share their keys and values are laid behind each other as if they were further tokens: on a GPU no fused
+    kernel takes both shared heads and a mask.
+    """
+    shared, new = query.shape[1] // key.shape[1], query.shape[2]
+    if shared == 1:
+        return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+    if mask is not None and new > 1:
+        mask = mask.repeat(*[1] * (mask.dim() - 2), shared, 1)
+    folded = query.unflatten(1, (-1, shared)).flatten(2, 3)
+    out = scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scale)
+    return out.unflatten(2, (shared, new)).flatten(1, 2)
 
 
 def _attention(
