@@ -126,10 +126,11 @@ def linear_names(model: PreTrainedModel) -> list[str]:
 
 
 def check_attention(model: PreTrainedModel, source: str) -> None:
-    """Compare ragged attention with the model's own on a few tokens.
+    """Compare ragged attention, and scores by the output layer alone, with the model's own on a few tokens.
 
     Raises:
-        ValueError: They differ: the model attends in a way that ragged attention does not know (capped scores, sinks).
+        ValueError: They differ: the model attends in a way that ragged attention does not know (capped scores, sinks),
+            or scales or caps the scores of its output layer.
     """
     device = model.get_input_embeddings().weight.device
     ids = torch.arange(_PROBE_TOKENS, device=device) % model.config.vocab_size
@@ -139,7 +140,10 @@ def check_attention(model: PreTrainedModel, source: str) -> None:
     with torch.no_grad():
         ours = run_ragged(model, ids, rows.position, rows).float()
         model.set_attn_implementation("eager")
-        own = model.get_decoder()(input_ids=ids[None], use_cache=False).last_hidden_state[0].float()
+        own = model.get_decoder()(input_ids=ids[None], use_cache=False).last_hidden_state[0]
+        scores = model(input_ids=ids[None], use_cache=False).logits[0].float()
+        by_layer = model.get_output_embeddings()(own).float()
+    own = own.float()
     model.set_attn_implementation(ATTENTION_NAME)
     model.train(training)
     difference = float((ours - own).norm() / own.norm())
@@ -147,6 +151,11 @@ def check_attention(model: PreTrainedModel, source: str) -> None:
         raise ValueError(
             f"policy.model={source!r} ({model.config.model_type}) attends in a way that is not supported: its hidden "
             f"states differ by {difference:.1%}; choose a model of the Llama, Qwen2, Qwen3, Mistral or SmolLM family"
+        )
+    if not torch.allclose(scores, by_layer, rtol=1e-2, atol=1e-2 * float(by_layer.abs().max())):
+        raise ValueError(
+            f"policy.model={source!r} ({model.config.model_type}) scales or caps the scores of its output layer, which "
+            "is not supported; choose a model of the Llama, Qwen2, Qwen3, Mistral or SmolLM family"
         )
 
 
