@@ -7,7 +7,6 @@ stopped). It uses transformers' public attention registry only, and knows nothin
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -23,7 +22,7 @@ ATTENTION_NAME = "gigpo_ragged"
 # Where rows are padded: up to this share of rows with more than one new token, those attend by themselves.
 FEW_LONG_FRAC = 0.25
 # Where they are not, on a CPU: one more call costs as much as this many products of numbers in it (measured).
-CALL_PRODUCTS = 100_000
+CALL_PRODUCTS = 200_000
 
 
 def pads(device: torch.device) -> bool:
@@ -65,9 +64,10 @@ class PackedRows:
             return out[self.row, :, self.position][None]
         tokens = [rows * length for rows, length in self.runs]
         parts = zip(self.runs, query.split(tokens, 2), key.split(tokens, 2), value.split(tokens, 2), strict=True)
-        return _on_line(
-            [_causal(_by_rows(q, *run), _by_rows(k, *run), _by_rows(v, *run), scale) for run, q, k, v in parts]
-        )
+        outs = [
+            _on_line(_causal(_by_rows(q, *run), _by_rows(k, *run), _by_rows(v, *run), scale)) for run, q, k, v in parts
+        ]
+        return torch.cat(outs, 2).transpose(1, 2)
 
     def pad(self, x: Tensor) -> Tensor:
         """[1, heads, T, head_dim] → [rows, heads, longest, head_dim], zeros at the ends."""
@@ -82,10 +82,9 @@ def _by_rows(x: Tensor, rows: int, length: int) -> Tensor:
     return x if rows == 1 else x[0].unflatten(1, (rows, length)).transpose(0, 1)
 
 
-def _on_line(runs: Sequence[Tensor]) -> Tensor:
-    """Many [rows, heads, length, head_dim] → [1, T, heads, head_dim]."""
-    flat = [x if len(x) == 1 else x.transpose(0, 1).flatten(1, 2)[None] for x in runs]
-    return torch.cat(flat, 2).transpose(1, 2)
+def _on_line(x: Tensor) -> Tensor:
+    """[rows, heads, length, head_dim] → [1, heads, rows · length, head_dim]."""
+    return x if len(x) == 1 else x.transpose(0, 1).flatten(1, 2)[None]
 
 
 def _causal(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
@@ -111,16 +110,28 @@ class _Block(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """Neighbouring rows of a cache with equally many new tokens, which attend together without padding the new ones.
+    """Neighbouring rows of a cache that attend together.
 
-    `shape`: (rows, new tokens of each); `keys`, `values`: what they hold in every layer, [rows, heads, longest,
-    head_dim]; `bias`: [rows, 1, new, longest], −∞ where a token must not look; None where it may look at all.
+    `shape`: (rows, most new tokens); `tokens`: how many are new; `places`: where those stand among rows · most, None
+    where all rows have equally many; `keys`, `values`: what the rows hold in every layer, [rows, heads, longest,
+    head_dim]; `bias`: [rows, 1, most, longest], −∞ where a token must not look; None where it may look at all.
     """
 
     shape: tuple[int, int]
+    tokens: int
+    places: Tensor | None
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
     bias: Tensor | None
+
+    def attend(self, layer: int, query: Tensor, scale: float | None) -> Tensor:
+        """[1, heads, tokens, head_dim] → the same."""
+        rows, new = self.shape
+        if self.places is not None:
+            padded = query.new_zeros(1, query.shape[1], rows * new, query.shape[3])
+            query = padded.index_copy_(2, self.places, query)
+        out = _on_line(_attend(_by_rows(query, rows, new), self.keys[layer], self.values[layer], self.bias, scale))
+        return out if self.places is None else out.index_select(2, self.places)
 
 
 class KVCache:
@@ -184,29 +195,39 @@ class KVCache:
 
     def _make_runs(self, counts: Sequence[int]) -> list[_Run]:
         """Each row, or neighbours that are short or alike."""
-        longest, most = max(self.lengths[: len(counts)]), max(counts)
+        longest = max(self.lengths[: len(counts)])
         # Shifted to the left, this triangle hides what comes after each new token, wherever the row has got to.
-        triangle = torch.full((most, 2 * longest), -torch.inf, dtype=self.keys.dtype).triu_(longest + 1)
+        triangle = torch.full((max(counts), 2 * longest), -torch.inf, dtype=self.keys.dtype).triu_(longest + 1)
         runs: list[_Run] = []
         row = 0
         while row < len(counts):
             first, new, held = row, counts[row], self.lengths[row]
+            cost = new * held
             row += 1
-            while row < len(counts) and counts[row] == new:
-                gap = self.lengths[row] - held
-                if new * (gap * (row - first) if gap > 0 else -gap) > self._waste:
+            while new and row < len(counts) and counts[row]:
+                wider, longer = max(new, counts[row]), max(held, self.lengths[row])
+                together = (row + 1 - first) * wider * longer
+                if together - cost - counts[row] * self.lengths[row] > self._waste:
                     break
-                held, row = max(held, self.lengths[row]), row + 1
-            if not new:
-                continue
-            starts = [length - new for length in self.lengths[first:row]]
-            bias = None
-            if new > 1 or min(starts) < held - 1:
-                parts = [triangle[:new, longest - n : longest - n + held] for n in starts]
-                bias = parts[0] if len(parts) == 1 else torch.stack(parts)[:, None]
-            keys, values = (store[:, first:row, :, :held].unbind(0) for store in (self.keys, self.values))
-            runs.append(_Run((row - first, new), keys, values, bias))
+                new, held, cost, row = wider, longer, together, row + 1
+            if new:
+                runs.append(self._run(counts, slice(first, row), (new, held), triangle))
         return runs
+
+    def _run(self, counts: Sequence[int], rows: slice, most: tuple[int, int], triangle: Tensor) -> _Run:
+        new, held = most
+        own, lengths = counts[rows], self.lengths[rows]
+        places = None
+        if min(own) < new:
+            places = torch.tensor([place * new + i for place, count in enumerate(own) for i in range(count)])
+        bias = None
+        if new > 1 or min(lengths) < held:
+            middle = triangle.shape[1] // 2
+            starts = [middle + count - length for count, length in zip(own, lengths, strict=True)]
+            parts = [triangle[:new, start : start + held] for start in starts]
+            bias = parts[0] if len(parts) == 1 else torch.stack(parts)[:, None]
+        keys, values = self.keys[:, rows, :, :held].unbind(0), self.values[:, rows, :, :held].unbind(0)
+        return _Run((len(own), new), sum(own), places, keys, values, bias)
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Let row `target` start with the first `length` tokens of row `source`."""
@@ -221,13 +242,9 @@ class KVCache:
         keys[self._row, :, self._position] = key[0].transpose(0, 1).to(keys.dtype)
         values[self._row, :, self._position] = value[0].transpose(0, 1).to(values.dtype)
         if self._runs:
-            parts = zip(self._runs, query.split([math.prod(run.shape) for run in self._runs], 2), strict=True)
-            return _on_line(
-                [
-                    _attend(_by_rows(part, *run.shape), run.keys[layer], run.values[layer], run.bias, scale)
-                    for run, part in parts
-                ]
-            )
+            parts = query.split([run.tokens for run in self._runs], 2)
+            outs = [run.attend(layer, part, scale) for run, part in zip(self._runs, parts, strict=True)]
+            return torch.cat(outs, 2).transpose(1, 2)
         out = query.new_empty(query.transpose(1, 2).shape, dtype=keys.dtype)
         for block in self._blocks:
             packed, picked = block.packed, slice(block.packed.shape[0]) if block.rows is None else block.rows
