@@ -102,8 +102,9 @@ def test_a_cache_that_grows(steps: list[list[int]], waste: int, monkeypatch: pyt
     ],
 )
 def test_rows_stay_together_while_that_wastes_less_than_a_call(
-    lengths: list[int], shapes: list[tuple[int, int]]
+    lengths: list[int], shapes: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(ragged, "CALL_PRODUCTS", 100_000)
     cache = KVCache(CONFIG, rows=len(lengths), capacity=9001, dtype=torch.float32, device=torch.device("cpu"))
     cache.lengths = [n - 1 for n in lengths]
     cache.append([1] * len(lengths))
