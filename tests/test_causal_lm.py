@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from transformers import AutoModelForCausalLM, MistralConfig, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, GraniteConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from gigpo_lightning.__main__ import main
 from gigpo_lightning.batch import MicroBatch, pack
@@ -355,6 +355,15 @@ def test_attention_that_ragged_attention_does_not_know_is_refused(source: str, m
     attend = PackedRows.attend
     monkeypatch.setattr(PackedRows, "attend", lambda s, n, q, k, v, scale: attend(s, n, q, k, v, 2 * (scale or 1.0)))
     with pytest.raises(ValueError, match=r"attends in a way that is not supported: its hidden states differ by"):
+        made(source)
+
+
+@pytest.mark.parametrize("scaling", [2.0, 0.9])
+def test_scores_that_are_scaled_after_the_output_layer_are_refused(tmp_path: Path, scaling: float) -> None:
+    """Granite divides its scores by `logits_scaling`: sampled as they are, they would be another distribution's."""
+    sizes = {"embedding_multiplier": 1.0, "residual_multiplier": 1.0, "attention_multiplier": 0.25}
+    source = save_tiny(tmp_path, kind=GraniteConfig, logits_scaling=scaling, **sizes)
+    with pytest.raises(ValueError, match="scales or caps the scores of its output layer"):
         made(source)
 
 

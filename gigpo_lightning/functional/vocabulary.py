@@ -258,7 +258,6 @@ def _check(
         raise ValueError(f"weight: shape {tuple(weight.shape)}, expected [V, {hidden.shape[1]}]")
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ValueError(f"bias: shape {tuple(bias.shape)}, expected [{len(weight)}]")
-    outside = (token_ids < 0) | (token_ids >= len(weight))
-    if outside.any():
-        bad = int(outside.nonzero()[0])
+    if len(token_ids) and not (int(token_ids.min()) >= 0 and int(token_ids.max()) < len(weight)):
+        bad = int(((token_ids < 0) | (token_ids >= len(weight))).nonzero()[0])
         raise ValueError(f"token_ids: token {int(token_ids[bad])} of row {bad} is outside [0, {len(weight)})")

@@ -13,7 +13,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from gigpo_lightning.policy.ragged import ATTENTION_NAME, PackedRows, run_ragged
 
@@ -39,21 +46,15 @@ def load_tokenizer(source: str, revision: str | None = None) -> PreTrainedTokeni
         raise _not_found("tokenizer", source, error) from error
 
 
-def load_model(
-    source: str, dtype: str = "auto", quantization: str = "none", revision: str | None = None
-) -> PreTrainedModel:
-    """The model on the device that is torch's default, with ragged attention.
+def load_config(source: str, revision: str | None = None) -> PretrainedConfig:
+    """The sizes of a model.
 
     Raises:
-        ValueError: It cannot be had, needs what this machine lacks, or attends in a way that ragged attention does not.
+        ValueError: They cannot be had, or tell of layers that are not attention.
     """
     _check_folder(source)
-    device = torch.get_default_device()
-    if dtype == "float16" and device.type == "cpu":
-        raise ValueError("policy.dtype='float16' needs a GPU: choose float32 or bfloat16 on this machine")
-    options: dict[str, Any] = {"revision": revision or "main", "trust_remote_code": False}
     try:
-        config = AutoConfig.from_pretrained(source, **options)
+        config = AutoConfig.from_pretrained(source, revision=revision or "main", trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise _not_found("model", source, error) from error
     odd = {kind for kind in getattr(config, "layer_types", None) or () if kind not in _LAYER_TYPES}
@@ -62,6 +63,34 @@ def load_model(
             f"policy.model={source!r} has layers of type {', '.join(sorted(odd))}: choose a model with attention in "
             "all layers"
         )
+    return config
+
+
+def model_without_values(config: PretrainedConfig, dtype: str = "auto") -> PreTrainedModel:
+    """The model of a configuration on torch's meta device: its tensors have shapes and no values."""
+    kept = getattr(config, "dtype", None) or torch.float32
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(
+            config,
+            dtype=kept if dtype == "auto" else getattr(torch, dtype),
+            attn_implementation=ATTENTION_NAME,
+            trust_remote_code=False,
+        )
+
+
+def load_model(
+    source: str, dtype: str = "auto", quantization: str = "none", revision: str | None = None
+) -> PreTrainedModel:
+    """The model on the device that is torch's default, with ragged attention.
+
+    Raises:
+        ValueError: It cannot be had, needs what this machine lacks, or attends in a way that ragged attention does not.
+    """
+    device = torch.get_default_device()
+    if dtype == "float16" and device.type == "cpu":
+        raise ValueError("policy.dtype='float16' needs a GPU: choose float32 or bfloat16 on this machine")
+    options: dict[str, Any] = {"revision": revision or "main", "trust_remote_code": False}
+    config = load_config(source, revision)
     if quantization != "none":
         options["quantization_config"] = _quantization(quantization, dtype, config)
         options["device_map"] = {"": device}
@@ -97,10 +126,11 @@ def linear_names(model: PreTrainedModel) -> list[str]:
 
 
 def check_attention(model: PreTrainedModel, source: str) -> None:
-    """Compare ragged attention with the model's own on a few tokens.
+    """Compare ragged attention, and scores by the output layer alone, with the model's own on a few tokens.
 
     Raises:
-        ValueError: They differ: the model attends in a way that ragged attention does not know (capped scores, sinks).
+        ValueError: They differ: the model attends in a way that ragged attention does not know (capped scores, sinks),
+            or scales or caps the scores of its output layer.
     """
     device = model.get_input_embeddings().weight.device
     ids = torch.arange(_PROBE_TOKENS, device=device) % model.config.vocab_size
@@ -110,7 +140,10 @@ def check_attention(model: PreTrainedModel, source: str) -> None:
     with torch.no_grad():
         ours = run_ragged(model, ids, rows.position, rows).float()
         model.set_attn_implementation("eager")
-        own = model.get_decoder()(input_ids=ids[None], use_cache=False).last_hidden_state[0].float()
+        own = model.get_decoder()(input_ids=ids[None], use_cache=False).last_hidden_state[0]
+        scores = model(input_ids=ids[None], use_cache=False).logits[0].float()
+        by_layer = model.get_output_embeddings()(own).float()
+    own = own.float()
     model.set_attn_implementation(ATTENTION_NAME)
     model.train(training)
     difference = float((ours - own).norm() / own.norm())
@@ -118,6 +151,11 @@ def check_attention(model: PreTrainedModel, source: str) -> None:
         raise ValueError(
             f"policy.model={source!r} ({model.config.model_type}) attends in a way that is not supported: its hidden "
             f"states differ by {difference:.1%}; choose a model of the Llama, Qwen2, Qwen3, Mistral or SmolLM family"
+        )
+    if not torch.allclose(scores, by_layer, rtol=1e-2, atol=1e-2 * float(by_layer.abs().max())):
+        raise ValueError(
+            f"policy.model={source!r} ({model.config.model_type}) scales or caps the scores of its output layer, which "
+            "is not supported; choose a model of the Llama, Qwen2, Qwen3, Mistral or SmolLM family"
         )
 
 
