@@ -25,6 +25,7 @@ from gigpo_lightning.policy.pretrained import (
     DTYPES,
     QUANTIZATIONS,
     check_attention,
+    check_vocabulary,
     fingerprint,
     linear_names,
     load_model,
@@ -122,6 +123,7 @@ class CausalLMPolicy(BasePolicy):
                 "said; segments show them as they were said, between the template's separators"
             )
         self.model = load_model(self.source, self.dtype, self.quantization, self.revision)
+        check_vocabulary(self.model, tokenizer, self.source)
         check_attention(self.model, self.source)
         self._weights_digest = fingerprint(self.model)
         if self.lora is not None:

@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from safetensors import SafetensorError
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from gigpo_lightning.policy.ragged import ATTENTION_NAME, PackedRows, run_ragged
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = ("none", "4bit", "8bit")
+_CHOOSE = "choose a model of the Llama, Qwen2, Qwen3, Mistral or SmolLM family"
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 # Rows of the embedding that tell one set of weights from another.
 _FINGERPRINT_ROWS = 64
@@ -32,10 +34,10 @@ def load_tokenizer(source: str, revision: str | None = None) -> PreTrainedTokeni
     Raises:
         ValueError: It cannot be had; the message says why and what to do.
     """
-    _check_folder(source)
+    _check_folder(source, revision)
     try:
         return AutoTokenizer.from_pretrained(source, revision=revision or "main", trust_remote_code=False)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise _not_found("tokenizer", source, error) from error
 
 
@@ -47,14 +49,14 @@ def load_model(
     Raises:
         ValueError: It cannot be had, needs what this machine lacks, or attends in a way that ragged attention does not.
     """
-    _check_folder(source)
+    _check_folder(source, revision)
     device = torch.get_default_device()
     if dtype == "float16" and device.type == "cpu":
         raise ValueError("policy.dtype='float16' needs a GPU: choose float32 or bfloat16 on this machine")
     options: dict[str, Any] = {"revision": revision or "main", "trust_remote_code": False}
     try:
         config = AutoConfig.from_pretrained(source, **options)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise _not_found("model", source, error) from error
     odd = {kind for kind in getattr(config, "layer_types", None) or () if kind not in _LAYER_TYPES}
     if odd:
@@ -62,25 +64,39 @@ def load_model(
             f"policy.model={source!r} has layers of type {', '.join(sorted(odd))}: choose a model with attention in "
             "all layers"
         )
+    if not hasattr(config, "num_key_value_heads"):
+        raise ValueError(
+            f"policy.model={source!r} ({config.model_type}) is of a family that is not supported; {_CHOOSE}"
+        )
     if quantization != "none":
         options["quantization_config"] = _quantization(quantization, dtype, config)
         options["device_map"] = {"": device}
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        model, loaded = AutoModelForCausalLM.from_pretrained(
             source,
             dtype="auto" if dtype == "auto" else getattr(torch, dtype),
             attn_implementation=ATTENTION_NAME,
+            output_loading_info=True,
             **options,
         )
     except (OSError, ValueError) as error:
         raise _not_found("model", source, error) from error
-    except (ImportError, RuntimeError) as error:
-        if quantization == "none":
-            raise
+    except (ImportError, RuntimeError, SafetensorError) as error:
+        if quantization == "none" or isinstance(error, SafetensorError):
+            raise ValueError(
+                f"policy.model={source!r}: its weights could not be loaded; is the download complete, and are they of "
+                f"the model in config.json? ({_first_line(error)})"
+            ) from error
         raise ValueError(
             f"policy.quantization={quantization!r} does not run on {device.type} here: take a machine with a GPU or a "
             f"newer bitsandbytes, or set quantization to none ({_first_line(error)})"
         ) from error
+    missing = sorted(loaded["missing_keys"])
+    if missing:  # they would start at random
+        raise ValueError(
+            f"policy.model={source!r}: its files lack {len(missing)} weights of the model in config.json, such as "
+            f"{missing[0]}; name the files of a whole language model"
+        )
     for module in model.modules():
         # On processors with AVX512-BF16, bitsandbytes repacks 4-bit weights at the first evaluation, and from then on
         # no gradient passes through them; sampling and update would differ as well.
@@ -96,11 +112,26 @@ def linear_names(model: PreTrainedModel) -> list[str]:
     return sorted({name.rpartition(".")[2] for name in linear})
 
 
-def check_attention(model: PreTrainedModel, source: str) -> None:
-    """Compare ragged attention with the model's own on a few tokens.
+def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: str) -> None:
+    """Refuse a tokenizer that writes tokens which the model cannot read.
 
     Raises:
-        ValueError: They differ: the model attends in a way that ragged attention does not know (capped scores, sinks).
+        ValueError: It has more tokens than the model.
+    """
+    rows = model.get_input_embeddings().weight.shape[0]
+    if len(tokenizer) > rows:
+        raise ValueError(
+            f"policy.model={source!r}: its tokenizer has {len(tokenizer)} tokens, the model only {rows}; take the "
+            "tokenizer that it was trained with, or call the model's resize_token_embeddings and save it"
+        )
+
+
+def check_attention(model: PreTrainedModel, source: str) -> None:
+    """Compare hidden states and scores with the model's own on a few tokens.
+
+    Raises:
+        ValueError: They differ: the model attends in a way that ragged attention does not know (capped scores, sinks),
+            or does more to its scores than the output layer (capped, scaled). Or they are no numbers.
     """
     device = model.get_input_embeddings().weight.device
     ids = torch.arange(_PROBE_TOKENS, device=device) % model.config.vocab_size
@@ -108,17 +139,32 @@ def check_attention(model: PreTrainedModel, source: str) -> None:
     training = model.training
     model.eval()
     with torch.no_grad():
-        ours = run_ragged(model, ids, rows.position, rows).float()
+        ours = run_ragged(model, ids, rows.position, rows)
         model.set_attn_implementation("eager")
-        own = model.get_decoder()(input_ids=ids[None], use_cache=False).last_hidden_state[0].float()
+        own = model.get_decoder()(input_ids=ids[None], use_cache=False).last_hidden_state[0]
+        scores = model.get_output_embeddings()(own)
+        # Without a mask it would say that the probe may be padding.
+        own_scores = model(ids[None], attention_mask=torch.ones_like(ids)[None], use_cache=False).logits[0]
     model.set_attn_implementation(ATTENTION_NAME)
     model.train(training)
-    difference = float((ours - own).norm() / own.norm())
-    if not difference <= _TOLERANCE.get(model.dtype, 0.05):
-        raise ValueError(
-            f"policy.model={source!r} ({model.config.model_type}) attends in a way that is not supported: its hidden "
-            f"states differ by {difference:.1%}; choose a model of the Llama, Qwen2, Qwen3, Mistral or SmolLM family"
-        )
+    tolerance, kind = _TOLERANCE.get(model.dtype, 0.05), f"policy.model={source!r} ({model.config.model_type})"
+    if not own_scores.isfinite().all():
+        raise ValueError(f"{kind} gives scores that are not finite: its weights are damaged; load it anew")
+    for found, expected, what, where in (
+        (ours, own, "attends", "hidden states"),
+        (scores, own_scores, "makes scores of its hidden states", "scores"),
+    ):
+        difference = _difference(found, expected)
+        if not difference <= tolerance:
+            raise ValueError(
+                f"{kind} {what} in a way that is not supported: its {where} differ by {difference:.1%}; {_CHOOSE}"
+            )
+
+
+def _difference(found: Tensor, expected: Tensor) -> float:
+    """Relative to the norm of what is expected."""
+    found, expected = found.float(), expected.float()
+    return float((found - expected).norm() / expected.norm())
 
 
 def fingerprint(model: PreTrainedModel) -> str:
@@ -148,7 +194,7 @@ def _quantization(quantization: str, dtype: str, config: Any) -> Any:
     )
 
 
-def _check_folder(source: str) -> None:
+def _check_folder(source: str, revision: str | None) -> None:
     """A path that is not there would be asked for on the hub, which answers about names that the user never meant."""
     folder = Path(source)
     looks_local = source.startswith((".", "/", "~")) or source.count("/") > 1
@@ -156,6 +202,10 @@ def _check_folder(source: str) -> None:
         raise ValueError(f"policy.model={source!r}: the folder has no config.json; name one made by save_pretrained")
     if looks_local and not folder.is_dir():
         raise ValueError(f"policy.model={source!r}: there is no such folder (`~` is not resolved)")
+    if folder.is_dir() and revision is not None:
+        raise ValueError(
+            f"policy.revision={revision!r}: policy.model={source!r} is a folder, which has none; leave it out"
+        )
 
 
 def _not_found(what: str, source: str, error: Exception) -> ValueError:
