@@ -281,6 +281,7 @@ def test_it_trains_and_resumes(source: str, tmp_path: Path, options: dict[str, A
         ({"quantization": "3bit", "lora": LoRA()}, r"policy\.quantization='3bit': choose one of none, 4bit, 8bit"),
         ({"quantization": "4bit"}, r"policy\.quantization='4bit': .* give lora"),
         ({"dtype": "float16"}, r"policy\.dtype='float16' needs a GPU"),
+        ({"init_seed": 2**63}, r"policy\.init_seed=9223372036854775808: must lie in \[0, 2\^63\)"),
         ({"lora": LoRA(targets=["q_prj"])}, r"targets has 'q_prj': .* did you mean q_proj\? .*all-linear, down_proj"),
         ({"lora": LoRA(targets=["lm_head"])}, r"policy\.lora\.targets has 'lm_head'"),
     ],

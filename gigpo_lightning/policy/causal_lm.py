@@ -101,6 +101,8 @@ class CausalLMPolicy(BasePolicy):
             raise ValueError(f"policy.quantization={quantization!r}: choose one of {', '.join(QUANTIZATIONS)}")
         if quantization != "none" and lora is None:
             raise ValueError(f"policy.quantization={quantization!r}: such weights cannot be trained; give lora, too")
+        if not 0 <= init_seed < 2**63:
+            raise ValueError(f"policy.init_seed={init_seed}: must lie in [0, 2^63)")
         self.source, self.dtype, self.lora, self.quantization = model, dtype, lora, quantization
         self.gradient_checkpointing, self.chat = gradient_checkpointing, chat
         self.revision, self.init_seed = revision, init_seed
