@@ -25,7 +25,7 @@ import gigpo_lightning.policy.causal_lm
 import gigpo_lightning.policy.scratch
 import gigpo_lightning.policy.vllm  # noqa: F401
 from gigpo_lightning.callbacks import EvaluationFiles
-from gigpo_lightning.cli_checks import check_callbacks, check_options
+from gigpo_lightning.cli_checks import check_callbacks, check_nulls, check_options
 from gigpo_lightning.cli_config import resolve_configs, run_name, saved_config
 from gigpo_lightning.cli_errors import fail, option_message, show_traceback
 from gigpo_lightning.cli_faults import Constructors, is_bad_input, message
@@ -36,6 +36,7 @@ from gigpo_lightning.datamodule import RolloutDataModule
 from gigpo_lightning.envs.base import TaskSet
 from gigpo_lightning.module import GiGPOModule
 from gigpo_lightning.policy.base import BasePolicy
+from gigpo_lightning.policy.engine_options import EngineOptions
 
 # What a checkpoint holds: that of any module, what is added by ours, and what only training needs.
 _ENTRIES = ("state_dict", "pytorch-lightning_version")
@@ -139,6 +140,8 @@ class GiGPOCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Choose the folder and the checkpoint; the saved configuration stays free of both."""
         options = self.config[self.command]
+        for part, made in (("model", self.model_class), ("data", self.datamodule_class)):
+            check_nulls(made, options.get(part).as_dict(), part)
         wanted, options["ckpt_path"] = options.get("ckpt_path"), None
         options["weights_only"] = True  # a checkpoint is data: nothing in it may be executed
         fitting = self.command == "fit"
@@ -264,7 +267,7 @@ class _Parser(LightningArgumentParser):
             raise ex
         parsers = [self, *getattr(self._subcommands_action, "choices", {}).values()]
         options = {name for parser in parsers for name in parser._option_string_actions}
-        classes = _subclasses(pl.Callback, BasePolicy, TaskSet)
+        classes = _subclasses(pl.Callback, BasePolicy, EngineOptions, TaskSet)
         options |= {name for cls in classes for name in inspect.signature(cls).parameters}
         fail(option_message(message, sorted(options), sorted(cls.__name__ for cls in classes), _Parser.configs))
 

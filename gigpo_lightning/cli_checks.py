@@ -1,14 +1,19 @@
-"""Options of the trainer that Lightning takes and that then fail late, or with a text that does not name them."""
+"""Options that the parser or Lightning takes and that then fail late, or with a text that does not name them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import is_dataclass
 from itertools import combinations
-from typing import Any
+from pydoc import locate
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.utilities.model_helpers import is_overridden
+
+_NO_FLOAT16 = ("16-mixed", "16-true", "16", 16)
 
 
 def check_options(options: Mapping[str, Any], callbacks: Sequence[pl.Callback]) -> None:
@@ -27,7 +32,18 @@ def check_options(options: Mapping[str, Any], callbacks: Sequence[pl.Callback]) 
             f"trainer.check_val_every_n_epoch={every}: must be at least 1; --trainer.limit_val_batches=0 leaves the "
             "validation out"
         )
+    precision = options.get("precision")
+    if precision in _NO_FLOAT16:  # on a CPU Lightning would take bfloat16 instead
+        raise ValueError(
+            f"trainer.precision={precision}: choose 32-true, bf16-mixed or bf16-true; float16 would need its losses "
+            "scaled, which manual optimisation does not do"
+        )
     strategy = options.get("strategy")
+    if isinstance(strategy, str) and strategy != "fsdp2" and strategy.startswith(("deepspeed", "fsdp")):
+        raise ValueError(
+            f"trainer.strategy={strategy}: cannot train this module, whose optimisation is manual and which calls "
+            "parts of the model; choose fsdp2 to spread the weights over processes, or ddp"
+        )
     if isinstance(strategy, str) and any(way in strategy for way in ("spawn", "fork", "notebook")):
         raise ValueError(
             f"trainer.strategy={strategy}: such processes end with the training, and the evaluation after it would be "
@@ -53,3 +69,39 @@ def check_callbacks(callbacks: Sequence[pl.Callback]) -> None:
                 f"trainer.callbacks: {kind.__name__} is listed twice; list it once (+= appends to the configuration's "
                 "list)"
             )
+
+
+def check_nulls(made: Any, options: Any, key: str) -> None:
+    """Refuse null where a value is needed, which the parser lets pass.
+
+    Args:
+        made: The class that the options are for.
+        options: Its options by name, as they are parsed; of other types nothing is asked.
+        key: Where they stand in the configuration.
+
+    Raises:
+        ValueError: The message names the option.
+    """
+    if not isinstance(options, Mapping):
+        return
+    for name, hint in _hints(made).items():
+        if name not in options:
+            continue
+        value, allowed, full = options[name], (hint, *get_args(hint)), f"{key}.{name}"
+        if value is None and NoneType not in allowed and Any not in allowed:
+            raise ValueError(f"{full}=null: needs a value; leave it out for the default")
+        if is_dataclass(hint) and not isinstance(value, Mapping):
+            raise ValueError(f"{full}={value}: needs named options; leave it out for the defaults")
+        if isinstance(value, Mapping) and "class_path" in value:
+            check_nulls(locate(value["class_path"]), value.get("init_args"), full)
+        elif isinstance(value, Mapping):
+            for part in [part for part in allowed if isinstance(part, type)]:
+                check_nulls(part, value, full)
+
+
+def _hints(made: Any) -> dict[str, Any]:
+    """The types of a class's options; none where they cannot be told, as for names that only a type checker imports."""
+    try:
+        return get_type_hints(made.__init__)
+    except (NameError, TypeError, AttributeError):
+        return {}

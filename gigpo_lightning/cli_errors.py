@@ -17,9 +17,11 @@ from gigpo_lightning.suggest import did_you_mean
 BAD_INPUT = 2
 # Words for the types that the parser names.
 _TYPES = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text", "list": "a list"}
+_TYPES |= {"Sequence": "a list"}
 _NOT_ACCEPTED = re.compile(r"(?:Option|does not accept option) '([^']+)'")
 _EXPECTED = re.compile(r"Expected (?:a|an|one of) (?P<type>.+?)\. Got value: (?P<value>.*)", re.DOTALL)
 _KEY = re.compile(r'Parser key "(?P<key>[^"]+)":\s*(?P<rest>.*)', re.DOTALL)
+_CALLABLE = re.compile(r"expects a function or a callable class: ([^\n]*)")
 _CLASS_NAME = re.compile(r"Expected a dot import path string: (\S+)")
 _CLASS_PATH = re.compile(r"Problem with given class_path '([^']+)':\s*(.*)")
 _REQUIRED = re.compile(r"the following arguments are required: (.+)|(?:Key|Option) \S?([\w.]+)\S? is required")
@@ -64,8 +66,12 @@ def option_message(message: str, options: Sequence[str], classes: Sequence[str],
 
 def _value_message(text: str, classes: Sequence[str]) -> str:
     """Why a value does not fit."""
+    if "Unable to load config 'null'" in text:
+        return "expected named options, got null; leave it out for the defaults"
     if match := _CLASS_PATH.search(text):
         return f"{match[1]} cannot be used: {_one_line(match[2])}{did_you_mean(match[1].rsplit('.')[-1], classes)}"
+    if match := _CALLABLE.search(text):
+        return f"cannot be used: {_one_line(match[1])}"
     if match := _CLASS_NAME.search(text):
         return f"unknown class {match[1]}{did_you_mean(match[1], classes)}"
     if "Union subtypes" in text:
@@ -86,7 +92,8 @@ def _expected(reason: str) -> str:
 
 def _type_words(text: str) -> str:
     match = re.fullmatch(r"<class '(?:[\w.]+\.)?(\w+)'>", text.strip())
-    return _TYPES.get(match[1], match[1]) if match else text.strip()
+    name = match[1] if match else text.strip()
+    return _TYPES.get(name, name)
 
 
 def _line_of(key: str, configs: Sequence[Path]) -> str:

@@ -38,8 +38,8 @@ class Constructors:
             raise
 
     def cause(self, error: Exception) -> Exception:
-        """The constructor's error where `error` only reports that one."""
-        first = self.first_error
+        """The constructor's error where `error` only reports that one, and this package does not explain it."""
+        first = None if _raised_by(error, gigpo_lightning) else self.first_error
         return first if first is not None and _one_line(first) in _one_line(error) else error
 
 

@@ -106,7 +106,10 @@ class GiGPOModule(pl.LightningModule):
             rank_zero_warn("with LoRA the reference of model.kl_coef stays the pretrained model, not the imitating one")
 
     def configure_optimizers(self) -> Any:
-        optimizer = self._optimizer([p for p in self.policy.parameters() if p.requires_grad])
+        try:
+            optimizer = self._optimizer([p for p in self.policy.parameters() if p.requires_grad])
+        except (ValueError, TypeError, NotImplementedError) as error:
+            raise ValueError(f"model.optimizer: {error}") from error
         for name, value in optimizer.defaults.items():
             if isinstance(value, float) and not math.isfinite(value):
                 raise ValueError(f"model.optimizer: {name}={value} is not a finite number")

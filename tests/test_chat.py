@@ -155,6 +155,11 @@ def test_a_template_may_open_the_reasoning(tokenizer: PreTrainedTokenizerBase) -
         ("{{ raise_exception('System role not supported') }}", r"refuses a conversation: System role.*chat\.system"),
         ("{{ messages[-1].content }}", r"does not show every message once and in order"),
         ("{% for m in messages %}{{ m.content }} ; {% endfor %}", r"ends answers with '; .*no special token"),
+        # programs that go wrong: not the template engine's own errors
+        ("{{ 1 / 0 }}", r"policy\.model='tiny' refuses a conversation: division by zero"),
+        ("{{ messages[0].content + 1 }}", r"refuses a conversation: can only concatenate"),
+        ("{% for i in range(1000000000) %}{% endfor %}", r"refuses a conversation: Range too big"),
+        ("{% if %}", r"refuses a conversation: Expected an expression[^;]*$"),  # says nothing of a system message
     ],
 )
 def test_templates_that_cannot_be_used_are_refused(
@@ -173,6 +178,29 @@ def test_a_template_of_ones_own(tokenizer: PreTrainedTokenizerBase, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\xff\xfe{{", r"\.jinja': cannot be read as UTF-8 text"),
+        (b" \n", r"\.jinja': the file is empty"),
+        (b"{{ 1 / 0 }}", r"policy\.chat\.template='.*\.jinja' refuses a conversation"),
+    ],
+)
+def test_a_file_that_is_no_template_is_named(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, content: bytes, message: str
+) -> None:
+    (tmp_path / "chat.jinja").write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        made(tokenizer, template=str(tmp_path / "chat.jinja"))
+
+
+def test_an_option_that_the_template_does_not_read_is_refused(tokenizer: PreTrainedTokenizerBase) -> None:
+    own = TEMPLATE + "{# enable_thinking #}"
+    assert made(tokenizer, own, options={"enable_thinking": True}).follows_template
+    with pytest.raises(ValueError, match=r"chat\.options has enable_thinkin, which the chat template of .* not read"):
+        made(tokenizer, own, options={"enable_thinkin": True})
+
+
+@pytest.mark.parametrize(
     ("texts", "message"),
     [
         ({"format": "json"}, r"policy\.chat\.format='json': choose one of plain, think"),
@@ -183,8 +211,11 @@ def test_a_template_of_ones_own(tokenizer: PreTrainedTokenizerBase, tmp_path: Pa
         ({"turn": "{observation} {step}"}, r"\{step\}: it may use \{instruction\}, \{observation\}, \{admissible\}"),
         ({"system": "{instruction} {admissible}"}, r"system has \{admissible\}: it may use \{instruction\}"),
         ({"turn": "{observation} or {admissible}"}, r"chat\.turn has \{admissible\} beside another placeholder"),
+        ({"turn": "{observation}\n{admissible}", "separator": ""}, r"chat\.separator='': .* told apart"),
+        ({"options": {"tokenize": True}}, r"policy\.chat\.options has 'tokenize': name values that the chat template"),
+        ({"options": {1: 2}}, r"policy\.chat\.options has 1: name values"),
     ],
 )
-def test_texts_that_cannot_work_are_refused(texts: dict[str, str], message: str) -> None:
+def test_texts_that_cannot_work_are_refused(texts: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ChatText(**texts)

@@ -1,7 +1,7 @@
 """vLLM as the engine: what it samples is what is trained on, under the present weights, or the run stops.
 
 The same tests run against a program that speaks vLLM's interface, and with `-m slow` against vLLM itself where it is
-installed. What only a failing vLLM shows is in test_vllm_faults.py.
+installed. What only a failing vLLM shows is in test_vllm_faults.py, fits and refusals are in test_vllm_fits.py.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from gigpo_lightning.policy.pretrained import (
     DTYPES,
     QUANTIZATIONS,
     check_attention,
+    check_vocabulary,
     fingerprint,
     linear_names,
     load_config,
@@ -102,6 +103,8 @@ class CausalLMPolicy(BasePolicy):
             raise ValueError(f"policy.quantization={quantization!r}: choose one of {', '.join(QUANTIZATIONS)}")
         if quantization != "none" and lora is None:
             raise ValueError(f"policy.quantization={quantization!r}: such weights cannot be trained; give lora, too")
+        if not 0 <= init_seed < 2**63:
+            raise ValueError(f"policy.init_seed={init_seed}: must lie in [0, 2^63)")
         self.source, self.dtype, self.lora, self.quantization = model, dtype, lora, quantization
         self.gradient_checkpointing, self.chat = gradient_checkpointing, chat
         self.revision, self.init_seed = revision, init_seed
@@ -123,6 +126,7 @@ class CausalLMPolicy(BasePolicy):
                 "said; segments show them as they were said, between the template's separators"
             )
         self.model = load_model(self.source, self.dtype, self.quantization, self.revision)
+        check_vocabulary(self.model, self.prompt.tokenizer, self.source)
         check_attention(self.model, self.source)
         self._weights_digest = fingerprint(self.model)
         if self.lora is not None:

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase
 
 from gigpo_lightning.policy.base import KeptTurn, PromptFormat, Reading
-from gigpo_lightning.policy.chat_text import ChatText, fill
+from gigpo_lightning.policy.chat_text import ChatText, fill, read_template, unread_option
 from gigpo_lightning.policy.projection import parse, written
 
 ENCODINGS_KEPT = 50_000
+# A template is a program: it may also add a text to a number, or divide by zero.
+_TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, AttributeError, ArithmeticError, LookupError)
 _MARKS = re.compile("qsystemq|qfirstq|qanswerq|qturnq")
 
 
@@ -55,21 +56,24 @@ class ChatPrompt(PromptFormat):
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, text: ChatText, source: str = "the model"):
-        self.tokenizer, self.text, self._source = tokenizer, text, source
+        self.tokenizer, self.text = tokenizer, text
+        self._named = f"the chat template of policy.model={source!r}"
         if text.template is not None:
-            if not Path(text.template).is_file():
-                raise ValueError(f"policy.chat.template={text.template!r}: there is no such file")
-            tokenizer.chat_template = Path(text.template).read_text(encoding="utf-8")
+            tokenizer.chat_template = read_template(text.template)
+            self._named = f"policy.chat.template={text.template!r}"
         if not tokenizer.chat_template:
             raise ValueError(
                 f"policy.model={source!r} has no chat template: take an instruction-tuned model, or name a Jinja file "
                 "in policy.chat.template"
             )
+        unread = unread_option(text.options or (), str(tokenizer.chat_template))
+        if unread:
+            raise ValueError(f"policy.chat.options has {unread}, which {self._named} does not read: leave it out")
         self._separators = self._derive()
         if self.reasons and self._separators.to_next_answer.rstrip().endswith("</think>"):
             raise ValueError(
-                f"policy.chat.format='think': the chat template of policy.model={source!r} ends the thought itself, "
-                "before the policy answers: set policy.chat.options to {enable_thinking: true}"
+                f"policy.chat.format='think': {self._named} ends the thought itself, before the policy answers: set "
+                "policy.chat.options to {enable_thinking: true}"
             )
         self._end = int(tokenizer.convert_tokens_to_ids(self._separators.end))
         self._encoded: dict[str, tuple[int, ...]] = {}
@@ -174,12 +178,10 @@ class ChatPrompt(PromptFormat):
                     messages, tokenize=False, add_generation_prompt=True, **(self.text.options or {})
                 )
             )
-        except TemplateError as error:
+        except _TEMPLATE_ERRORS as error:
             hint = "; does it take a system message? If not, set policy.chat.system to '' and say it in first"
-            raise ValueError(
-                f"the chat template of policy.model={self._source!r} refuses a conversation: {error}"
-                + (hint if self.text.system else "")
-            ) from error
+            asked = self.text.system and type(error) is not TemplateSyntaxError
+            raise ValueError(f"{self._named} refuses a conversation: {error}" + (hint if asked else "")) from error
 
     def _conversation(self, system: str, said: Sequence[str]) -> list[dict[str, str]]:
         """Messages of the system, if it says anything, then of user and assistant in turn."""
@@ -202,7 +204,7 @@ class ChatPrompt(PromptFormat):
         end = max([*special, *added], key=len, default="")
         if not end:
             raise ValueError(
-                f"the chat template of policy.model={self._source!r} ends answers with {to_turn[:20]!r}, which starts "
+                f"{self._named} ends answers with {to_turn[:20]!r}, which starts "
                 "with no special token: name a Jinja file that ends them with one in policy.chat.template"
             )
         first = opening if self.text.system else ["", *opening]
@@ -212,7 +214,7 @@ class ChatPrompt(PromptFormat):
         """The texts before, between and after the marks."""
         if _MARKS.findall(rendered) != list(marks):
             raise ValueError(
-                f"the chat template of policy.model={self._source!r} does not show every message once and in order "
+                f"{self._named} does not show every message once and in order "
                 f"({rendered[:80]!r}…): "
                 + ("set policy.chat.system to '' and say it in first, or " if self.text.system else "")
                 + "name another Jinja file in policy.chat.template"

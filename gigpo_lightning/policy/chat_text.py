@@ -6,12 +6,16 @@ Strings only: knows nothing about templates or tokens.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from gigpo_lightning.policy.projection import FORMATS
 
 PLACEHOLDERS = ("instruction", "observation", "admissible")
+# What the rendering of a conversation sets itself.
+_TAKEN = ("messages", "conversation", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize")
 
 
 @dataclass(frozen=True)  # no slots: jsonargparse reads the defaults from __dict__
@@ -27,7 +31,8 @@ class ChatText:
         turn: Every later message of the user.
         format: `plain` (the answer is the action) or `think` (`<think>…</think><action>…</action>`).
         template: Jinja file to use in place of the tokenizer's own chat template.
-        options: Named values that the chat template reads, such as `enable_thinking: false` for Qwen3.
+        options: Named values that the chat template reads, such as `enable_thinking: false` for Qwen3; one that it does
+            not mention is refused.
         separator: What stands between the actions of `{admissible}`.
     """
 
@@ -42,6 +47,11 @@ class ChatText:
     def __post_init__(self) -> None:
         if self.format not in FORMATS:
             raise ValueError(f"policy.chat.format={self.format!r}: choose one of {', '.join(FORMATS)}")
+        for name in self.options or {}:
+            if not isinstance(name, str) or name in _TAKEN:
+                raise ValueError(
+                    f"policy.chat.options has {name!r}: name values that the chat template reads, not this"
+                )
         for name, known in (("system", PLACEHOLDERS[:1]), ("first", PLACEHOLDERS), ("turn", PLACEHOLDERS)):
             for given in re.findall(r"\{(\w+)\}", getattr(self, name)):
                 if given not in known:
@@ -57,6 +67,10 @@ class ChatText:
                 raise ValueError(f"policy.chat.{name} lacks {{observation}}: the policy would act blindly")
         if "{instruction}" not in self.system + self.first:
             raise ValueError("policy.chat.system and policy.chat.first lack {instruction}: nobody would name the goal")
+        if self.asks_actions and not self.separator:
+            raise ValueError(
+                "policy.chat.separator='': the actions of {admissible} could not be told apart; ', ' is usual"
+            )
 
     @property
     def asks_actions(self) -> bool:
@@ -73,3 +87,25 @@ def fill(text: str, instruction: str, observation: str = "", listed: str | None 
         text = "\n".join(line for line in text.split("\n") if "{admissible}" not in line)
     values = {"instruction": instruction, "observation": observation, "admissible": listed or ""}
     return re.sub(r"\{(instruction|observation|admissible)\}", lambda match: values[match[1]], text).strip()
+
+
+def read_template(path: str) -> str:
+    """A chat template from a file.
+
+    Raises:
+        ValueError: There is no such file, or no text in it.
+    """
+    if not Path(path).is_file():
+        raise ValueError(f"policy.chat.template={path!r}: there is no such file")
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"policy.chat.template={path!r}: cannot be read as UTF-8 text ({error})") from error
+    if not text.strip():
+        raise ValueError(f"policy.chat.template={path!r}: the file is empty; leave it out for the tokenizer's own")
+    return text
+
+
+def unread_option(options: Iterable[str], template: str) -> str:
+    """The first of the options that the template never mentions; empty where it mentions all."""
+    return next((name for name in options if not re.search(rf"\b{re.escape(name)}\b", template)), "")

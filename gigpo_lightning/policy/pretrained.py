@@ -8,11 +8,14 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from safetensors import SafetensorError
+from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -26,11 +29,13 @@ from gigpo_lightning.policy.ragged import ATTENTION_NAME, PackedRows, run_ragged
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = ("none", "4bit", "8bit")
+_CHOOSE = "choose a model of the Llama, Qwen2, Qwen3, Mistral or SmolLM family"
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 # Rows of the embedding that tell one set of weights from another.
 _FINGERPRINT_ROWS = 64
 # Hidden states by our attention and by the model's own may differ by rounding only, relative to their norm.
-_PROBE_TOKENS, _TOLERANCE = 12, {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.02}
+_PROBE_TOKENS, _PROBE_LAYERS = 12, 4
+_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.02}
 
 
 def load_tokenizer(source: str, revision: str | None = None) -> PreTrainedTokenizerBase:
@@ -39,10 +44,10 @@ def load_tokenizer(source: str, revision: str | None = None) -> PreTrainedTokeni
     Raises:
         ValueError: It cannot be had; the message says why and what to do.
     """
-    _check_folder(source)
+    _check_folder(source, revision)
     try:
         return AutoTokenizer.from_pretrained(source, revision=revision or "main", trust_remote_code=False)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise _not_found("tokenizer", source, error) from error
 
 
@@ -52,16 +57,20 @@ def load_config(source: str, revision: str | None = None) -> PretrainedConfig:
     Raises:
         ValueError: They cannot be had, or tell of layers that are not attention.
     """
-    _check_folder(source)
+    _check_folder(source, revision)
     try:
         config = AutoConfig.from_pretrained(source, revision=revision or "main", trust_remote_code=False)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise _not_found("model", source, error) from error
     odd = {kind for kind in getattr(config, "layer_types", None) or () if kind not in _LAYER_TYPES}
     if odd:
         raise ValueError(
             f"policy.model={source!r} has layers of type {', '.join(sorted(odd))}: choose a model with attention in "
             "all layers"
+        )
+    if not hasattr(config, "num_key_value_heads"):
+        raise ValueError(
+            f"policy.model={source!r} ({config.model_type}) is of a family that is not supported; {_CHOOSE}"
         )
     return config
 
@@ -95,21 +104,31 @@ def load_model(
         options["quantization_config"] = _quantization(quantization, dtype, config)
         options["device_map"] = {"": device}
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        model, loaded = AutoModelForCausalLM.from_pretrained(
             source,
             dtype="auto" if dtype == "auto" else getattr(torch, dtype),
             attn_implementation=ATTENTION_NAME,
+            output_loading_info=True,
             **options,
         )
     except (OSError, ValueError) as error:
         raise _not_found("model", source, error) from error
-    except (ImportError, RuntimeError) as error:
-        if quantization == "none":
-            raise
+    except (ImportError, RuntimeError, SafetensorError) as error:
+        if quantization == "none" or isinstance(error, SafetensorError):
+            raise ValueError(
+                f"policy.model={source!r}: its weights could not be loaded; is the download complete, and are they of "
+                f"the model in config.json? ({_first_line(error)})"
+            ) from error
         raise ValueError(
             f"policy.quantization={quantization!r} does not run on {device.type} here: take a machine with a GPU or a "
             f"newer bitsandbytes, or set quantization to none ({_first_line(error)})"
         ) from error
+    missing = sorted(loaded["missing_keys"])
+    if missing:  # they would start at random
+        raise ValueError(
+            f"policy.model={source!r}: its files lack {len(missing)} weights of the model in config.json, such as "
+            f"{missing[0]}; name the files of a whole language model"
+        )
     for module in model.modules():
         # On processors with AVX512-BF16, bitsandbytes repacks 4-bit weights at the first evaluation, and from then on
         # no gradient passes through them; sampling and update would differ as well.
@@ -125,38 +144,72 @@ def linear_names(model: PreTrainedModel) -> list[str]:
     return sorted({name.rpartition(".")[2] for name in linear})
 
 
+def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: str) -> None:
+    """Refuse a tokenizer that writes tokens which the model cannot read.
+
+    Raises:
+        ValueError: It has more tokens than the model.
+    """
+    rows = model.get_input_embeddings().weight.shape[0]
+    if len(tokenizer) > rows:
+        raise ValueError(
+            f"policy.model={source!r}: its tokenizer has {len(tokenizer)} tokens, the model only {rows}; take the "
+            "tokenizer that it was trained with, or call the model's resize_token_embeddings and save it"
+        )
+
+
 def check_attention(model: PreTrainedModel, source: str) -> None:
-    """Compare ragged attention, and scores by the output layer alone, with the model's own on a few tokens.
+    """Compare hidden states and scores with the model's own on a few tokens.
 
     Raises:
         ValueError: They differ: the model attends in a way that ragged attention does not know (capped scores, sinks),
-            or scales or caps the scores of its output layer.
+            or does more to its scores than the output layer (capped, scaled). Or they are no numbers.
     """
     device = model.get_input_embeddings().weight.device
-    ids = torch.arange(_PROBE_TOKENS, device=device) % model.config.vocab_size
+    # Ordinary tokens and the first layers: over special ones and many layers, rounding alone makes large differences.
+    ids = torch.arange(1, _PROBE_TOKENS + 1, device=device) * model.config.vocab_size // (_PROBE_TOKENS + 2)
     rows = PackedRows.from_lengths([_PROBE_TOKENS], device)
     training = model.training
     model.eval()
-    with torch.no_grad():
-        ours = run_ragged(model, ids, rows.position, rows).float()
+    with torch.no_grad(), _shortened(model):
+        ours = run_ragged(model, ids, rows.position, rows)
         model.set_attn_implementation("eager")
         own = model.get_decoder()(input_ids=ids[None], use_cache=False).last_hidden_state[0]
-        scores = model(input_ids=ids[None], use_cache=False).logits[0].float()
-        by_layer = model.get_output_embeddings()(own).float()
-    own = own.float()
+        scores = model.get_output_embeddings()(own)
+        # Without a mask it would say that the probe may be padding.
+        own_scores = model(ids[None], attention_mask=torch.ones_like(ids)[None], use_cache=False).logits[0]
     model.set_attn_implementation(ATTENTION_NAME)
     model.train(training)
-    difference = float((ours - own).norm() / own.norm())
-    if not difference <= _TOLERANCE.get(model.dtype, 0.05):
-        raise ValueError(
-            f"policy.model={source!r} ({model.config.model_type}) attends in a way that is not supported: its hidden "
-            f"states differ by {difference:.1%}; choose a model of the Llama, Qwen2, Qwen3, Mistral or SmolLM family"
-        )
-    if not torch.allclose(scores, by_layer, rtol=1e-2, atol=1e-2 * float(by_layer.abs().max())):
-        raise ValueError(
-            f"policy.model={source!r} ({model.config.model_type}) scales or caps the scores of its output layer, which "
-            "is not supported; choose a model of the Llama, Qwen2, Qwen3, Mistral or SmolLM family"
-        )
+    tolerance, kind = _TOLERANCE.get(model.dtype, 0.05), f"policy.model={source!r} ({model.config.model_type})"
+    if not own_scores.isfinite().all():
+        raise ValueError(f"{kind} gives scores that are not finite: its weights are damaged; load it anew")
+    for found, expected, what, where in (
+        (ours, own, "attends", "hidden states"),
+        (scores, own_scores, "makes scores of its hidden states", "scores"),
+    ):
+        difference = _difference(found, expected)
+        if not difference <= tolerance:
+            raise ValueError(
+                f"{kind} {what} in a way that is not supported: its {where} differ by {difference:.1%}; {_CHOOSE}"
+            )
+
+
+@contextmanager
+def _shortened(model: PreTrainedModel) -> Iterator[None]:
+    """The model with its first layers only."""
+    decoder = model.get_decoder()
+    layers = decoder.layers
+    decoder.layers = layers[:_PROBE_LAYERS]
+    try:
+        yield
+    finally:
+        decoder.layers = layers
+
+
+def _difference(found: Tensor, expected: Tensor) -> float:
+    """Relative to the norm of what is expected."""
+    found, expected = found.float(), expected.float()
+    return float((found - expected).norm() / expected.norm())
 
 
 def fingerprint(model: PreTrainedModel) -> str:
@@ -186,7 +239,7 @@ def _quantization(quantization: str, dtype: str, config: Any) -> Any:
     )
 
 
-def _check_folder(source: str) -> None:
+def _check_folder(source: str, revision: str | None) -> None:
     """A path that is not there would be asked for on the hub, which answers about names that the user never meant."""
     folder = Path(source)
     looks_local = source.startswith((".", "/", "~")) or source.count("/") > 1
@@ -194,6 +247,10 @@ def _check_folder(source: str) -> None:
         raise ValueError(f"policy.model={source!r}: the folder has no config.json; name one made by save_pretrained")
     if looks_local and not folder.is_dir():
         raise ValueError(f"policy.model={source!r}: there is no such folder (`~` is not resolved)")
+    if folder.is_dir() and revision is not None:
+        raise ValueError(
+            f"policy.revision={revision!r}: policy.model={source!r} is a folder, which has none; leave it out"
+        )
 
 
 def _not_found(what: str, source: str, error: Exception) -> ValueError:
