@@ -9,8 +9,8 @@ episode's row taken by the next; log-probs and all. *generate*: at every turn th
 episodes, padded on the left, as many new tokens as the longest answer of that turn, each answer then cut to its own
 length; finished episodes leave the batch; no log-probs. *static*: the same with a static cache. A token counts when it
 is part of an answer. Where there are fewer rows than episodes, `generate` plays them in batches of that size, as they
-come. The ways take turns, and the best of `--repeats` counts. The table is of seconds of the processor, as other work on
-the machine matters less to them; the JSON has those of the wall, too.
+come. The ways take turns, and the best of `--repeats` counts. The table is of processor seconds, to which other work on
+the machine matters less; the JSON has wall time, too.
 """
 
 from __future__ import annotations
