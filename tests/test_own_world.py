@@ -75,6 +75,8 @@ def result(reward: Any = 0.0, **info: Any) -> StepResult:
         ({"actions": ["a", ""]}, "ValueError: admissible_actions() lists '' (str): every action must be a text"),
         ({"actions": ["a", None]}, "ValueError: admissible_actions() lists None (NoneType)"),
         ({"actions": ["a", ["b"]]}, "ValueError: admissible_actions() lists ['b'] (list)"),
+        ({"actions": ["a", "b\udcff"]}, "ValueError: admissible_actions() lists an action with '\\udcff', half a char"),
+        ({"step": StepResult(Observation("\udcff"), 0.0, False, False)}, "ValueError: the observation holds '\\udcff'"),
         ({"anchor": ["k"]}, "TypeError: anchor() gave ['k'] (list): it must be hashable"),
         ({"step": StepResult(Observation(3), 0.0, False, False)}, "TypeError: the observation's text is 3 (int)"),  # type: ignore[arg-type]
         ({"step": StepResult("text", 0.0, False, False)}, "TypeError: the observation is 'text' (str)"),  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from gigpo_lightning.envs.base import Observation, StepResult
 from gigpo_lightning.policy.engine import DecodingEngine, Said
 from gigpo_lightning.policy.scratch import ScratchPolicy
 from gigpo_lightning.rollout.collector import Collector, EpisodeJob
@@ -181,3 +182,31 @@ def test_too_many_failures_stop_with_the_environments_own_message() -> None:
     with pytest.raises(ValueError, match=r"failed 6 times .*max_env_errors=5.*train-0: .*the lights went out") as end:
         list(collector.run([EpisodeJob(TASKS.get("train", 0), 5, (0,))], 1.0))
     assert 'raise OSError("the lights went out")' in str(end.value.__cause__)
+
+
+class WordyEnv(BoxEnv):
+    """Its boxes have long names that differ in the last word only: 3 + 3 · 40 tokens, and the end."""
+
+    def admissible_actions(self) -> Sequence[str]:
+        return [f"open box {'the box is ' * 40}{i}" for i in (1, 2)]
+
+    def step(self, action: str) -> StepResult:
+        return StepResult(Observation("nothing happens ."), 0.0, False, False)
+
+
+def test_long_actions_get_the_room_that_they_need() -> None:
+    """The last token is chosen from the state after all others, which must fit behind the segment."""
+    policy, jobs = make_policy(), [EpisodeJob(TASKS.get("train", i), 6, (i,)) for i in range(4)]
+
+    def play_wordy(max_tokens: int) -> list[Episode]:
+        collector = Collector(policy, InProcessPool(WordyEnv), SegmentRule(None, 0, False, max_tokens))
+        return [episode for _, episode in collector.run(jobs, 1.0)]
+
+    # A first prompt of 11 tokens; of an action's 124 tokens 64 lie beyond the segment: 71 hold one turn and no second.
+    with pytest.raises(ValueError, match=r"max_tokens=70 leaves no room .*\(11 tokens\): raise it to at least 71"):
+        play_wordy(70)
+    for episode in play_wordy(71):
+        assert [len(episode.turns), len(episode.segments)] == [6, 6]
+    # Two turns in a segment: 11 + 124, 8 for the world's answer and its markers, 60.
+    for episode in play_wordy(203):
+        assert [len(episode.turns), len(episode.segments)] == [6, 3]

@@ -23,7 +23,7 @@ from gigpo_lightning.rollout.context import EpisodeContext, SegmentRule
 from gigpo_lightning.rollout.pool import EnvPool, EnvState
 from gigpo_lightning.trajectory import EndReason, Episode, Turn
 
-# Room for one answer beyond `max_tokens`: an action that is longer is a mistake of the world.
+# Room for one answer beyond `max_tokens`, so that most actions of a list need none inside.
 ACTION_ROOM_TOKENS = 64
 
 
@@ -151,13 +151,17 @@ class Collector:
             context = EpisodeContext(
                 self._policy.prompt, self._rule, state.instruction, state.observation, state.admissible
             )
-            context.require_room(self._max_action_tokens, job.task.id)
+            context.require_room(self._reserve(state), job.task.id)
             random = np.random.Generator(np.random.Philox(np.random.SeedSequence(job.seed)))
             rows.append(_Live(slot, index, job, random, context, state))
         live.update((row.slot, row) for row in rows)
         for row in rows:
             self._open_turn(row)
         return [row for row in rows if row.answer.is_complete]
+
+    def _reserve(self, state: EnvState) -> int:
+        """Tokens that must be left in a segment for the answer."""
+        return max(self._max_action_tokens, self._rules.longest(state.admissible) - ACTION_ROOM_TOKENS)
 
     def _open_turn(self, row: _Live) -> None:
         """Ask for the answer of this turn, unless it has no alternative at all."""
@@ -210,8 +214,9 @@ class Collector:
             elif state.truncated or len(row.turns) >= row.job.max_turns:
                 row.end = EndReason.TRUNCATED
             else:
-                row.context.observe(state.observation, self._max_action_tokens, state.admissible)
-                if row.context.room < self._max_action_tokens:
+                reserve = self._reserve(state)
+                row.context.observe(state.observation, reserve, state.admissible)
+                if row.context.room < reserve:
                     row.end = EndReason.CONTEXT_LIMIT
                 else:
                     self._open_turn(row)

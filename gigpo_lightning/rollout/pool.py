@@ -17,6 +17,7 @@ from gigpo_lightning.envs.base import Observation, StepResult, Task, TextEnv
 
 # Rewards beyond it swamp every other step of a group; a world that means them can scale them down.
 MAX_REWARD = 1e6
+_WHOLE = "read the world's files as what they are, or with errors='replace'"
 
 
 @dataclass(slots=True)  # not frozen: one is made at every step, and frozen ones take four times as long to make
@@ -108,12 +109,16 @@ def check_observation(observation: Observation) -> None:
 
     Raises:
         TypeError: It is something else; the message says what.
+        ValueError: It holds half a character, which no tokenizer reads.
     """
     if not isinstance(observation, Observation):
         raise TypeError(f"the observation is {_show(observation)}: it must be an Observation")
     if not isinstance(observation.text, str) or not isinstance(observation.instruction, str):
         name = "instruction" if isinstance(observation.text, str) else "text"
         raise TypeError(f"the observation's {name} is {_show(getattr(observation, name))}: it must be a str")
+    half = _half_character(observation.text) or _half_character(observation.instruction)
+    if half:
+        raise ValueError(f"the observation holds {half!r}, half a character: {_WHOLE}")
 
 
 def check_step(result: StepResult) -> tuple[bool, bool]:
@@ -141,6 +146,15 @@ def check_step(result: StepResult) -> tuple[bool, bool]:
     return won, valid
 
 
+def _half_character(text: str) -> str:
+    """The first surrogate in a text, as is left of bytes that are not UTF-8; empty where there is none."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return text[error.start]
+    return ""
+
+
 def _admissible(env: TextEnv) -> tuple[str, ...] | None:
     """The admissible actions, checked. This runs at every step: what is wrong is worked out only where something is."""
     actions = env.admissible_actions()
@@ -150,9 +164,9 @@ def _admissible(env: TextEnv) -> tuple[str, ...] | None:
         raise TypeError(f"admissible_actions() gave {_show(actions)}: it must give a list of texts, or None")
     listed = tuple(actions)
     try:
-        "".join(listed)  # the quickest way to see that all are texts
+        "".join(listed).encode()  # the quickest way to see that all are texts, and whole ones
         different = set(listed)
-    except TypeError:
+    except (TypeError, UnicodeEncodeError):
         different = set()
     if not different or len(different) < len(listed) or "" in different:
         raise ValueError(_wrong_actions(listed))
@@ -163,6 +177,9 @@ def _wrong_actions(listed: tuple[str, ...]) -> str:
     other = [action for action in listed if not isinstance(action, str) or not action]
     if other:
         return f"admissible_actions() lists {_show(other[0])}: every action must be a text that is not empty"
+    half = _half_character("".join(listed))
+    if half:
+        return f"admissible_actions() lists an action with {half!r}, half a character: {_WHOLE}"
     twice = [action for place, action in enumerate(listed) if action in listed[:place]]
     if twice:
         return f"admissible_actions() lists {twice[0]!r} twice: the actions must be different"
