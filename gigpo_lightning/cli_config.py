@@ -41,7 +41,7 @@ def resolve_configs(args: Sequence[str]) -> tuple[list[str], list[Path]]:
         if not name or name.startswith("--"):
             raise ValueError(f"--config: the name of a file is missing ({', '.join(shipped_files('configs'))})")
         path = _locate(name)
-        _check_readable(path)
+        check_readable(path)
         paths.append(path)
         resolved += ["--config", str(path)]
     return resolved, paths
@@ -83,8 +83,12 @@ def _locate(name: str) -> Path:
         raise ValueError(f"--config {error}") from None
 
 
-def _check_readable(path: Path) -> None:
-    """Refuse a file that the parser could not read: its messages do not name the file."""
+def check_readable(path: Path) -> None:
+    """Refuse a file that the parser could not read: its messages do not name the file.
+
+    Raises:
+        ValueError: There is no such file, or no options in it.
+    """
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -6,19 +6,29 @@ Reads the checkpoint and the configuration of its run. What is written, and how,
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import shutil
+from argparse import ArgumentError
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
 from jsonargparse import ArgumentParser
+from safetensors import SafetensorError
 
+from gigpo_lightning.callbacks.durable import damage, lacking
+from gigpo_lightning.cli_config import check_readable
+from gigpo_lightning.cli_errors import option_message
 from gigpo_lightning.cli_run import run_of_checkpoint
 from gigpo_lightning.policy.base import BasePolicy
 from gigpo_lightning.policy.causal_lm import CausalLMPolicy
+from gigpo_lightning.policy.finite import not_finite
 
 _PREFIX = "policy."
+_ENTRIES = ("state_dict", "policy_identity")
+_POLICIES = ("CausalLMPolicy", "ScratchPolicy")  # for suggestions
 
 
 def run_export(args: Sequence[str]) -> int:
@@ -39,45 +49,105 @@ def run_export(args: Sequence[str]) -> int:
     parser.add_argument("--merged", action="store_true", help="a whole model, the adapter added to its weights")
     parser.add_argument("--config", type=Path, help="the run's config.yaml, where the checkpoint lies elsewhere")
     options = parser.parse_args(list(args))
-    if options.to.exists() and (not options.to.is_dir() or any(options.to.iterdir())):
-        raise ValueError(f"--to {options.to}: the folder is not empty; name a new one")
-    policy = load_policy(options.ckpt_path, options.config)
-    whole = options.merged or policy.lora is None
-    (policy.save_merged if whole else policy.save_adapter)(options.to)
+    with _new_folder(options.to) as folder:
+        policy = load_policy(options.ckpt_path, options.config)
+        whole = options.merged or policy.lora is None
+        try:
+            (policy.save_merged if whole else policy.save_adapter)(folder)
+        except (OSError, SafetensorError) as error:
+            raise ValueError(f"--to {options.to}: cannot be written: {error}") from error
     print(f"{'model' if whole else 'adapter'}: {options.to}")
     return 0
+
+
+@contextmanager
+def _new_folder(target: Path) -> Iterator[Path]:
+    """A folder inside `target` whose files move into `target` at the end; where anything fails, nothing is left.
+
+    Raises:
+        ValueError: `target` is not new or empty, or cannot be made.
+    """
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        found = "the folder is not empty" if target.is_dir() else "it is not a folder"
+        raise ValueError(f"--to {target}: {found}; name a new one")
+    made = [folder for folder in (target, *target.parents) if not folder.exists()]
+    partial = target / ".partial"
+    try:
+        partial.mkdir(parents=True)
+        yield partial
+        for file in partial.iterdir():
+            file.replace(target / file.name)
+        partial.rmdir()
+    except BaseException as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        for folder in made:
+            if folder.is_dir():
+                folder.rmdir()
+        if isinstance(error, OSError):
+            raise ValueError(f"--to {target}: cannot be written: {error.strerror}; name another folder") from error
+        raise
 
 
 def load_policy(checkpoint: Path, config: Path | None = None) -> CausalLMPolicy:
     """The policy of a checkpoint, with the weights it had there.
 
     Raises:
-        ValueError: There is no such checkpoint or configuration, or they are of different policies.
+        ValueError: There is no such checkpoint or configuration, one cannot be used, or they are of different policies.
     """
     if not checkpoint.is_file():
-        raise ValueError(f"--ckpt_path {checkpoint}: no such file")
-    run = run_of_checkpoint(checkpoint)
-    config = config or (run / "config.yaml" if run else None)
-    if config is None or not config.is_file():
-        raise ValueError(f"--ckpt_path {checkpoint}: its run's config.yaml is not there; name it with --config")
+        raise ValueError(f"--ckpt_path {checkpoint}: no such file; name one of a run's checkpoints")
+    problem = damage(checkpoint)
+    if problem is not None:
+        raise ValueError(f"--ckpt_path {checkpoint}: not a whole checkpoint: {problem}")
+    missing = lacking(checkpoint, _ENTRIES)
+    if missing:
+        raise ValueError(
+            f"--ckpt_path {checkpoint}: not a checkpoint of gigpo_lightning: it lacks {', '.join(missing)}"
+        )
+    if config is None:
+        run = run_of_checkpoint(checkpoint)
+        config = run / "config.yaml" if run else None
+        if config is None or not config.is_file():
+            raise ValueError(f"--ckpt_path {checkpoint}: its run's config.yaml is not there; name it with --config")
     policy = _build(config)
     policy.prepare()
     saved: dict[str, Any] = torch.load(checkpoint, map_location="cpu", weights_only=True)
-    there, here = saved.get("policy_identity") or {}, policy.identity()
+    there, here = saved["policy_identity"], policy.identity()
     different = [f"{k}: {there.get(k)!r} there, {here[k]!r} here" for k in here if here[k] != there.get(k)]
     if different:
         raise ValueError(f"--ckpt_path {checkpoint} is of another policy than {config}: {'; '.join(different)}")
-    weights = saved["state_dict"]
-    policy.load_state_dict({k.removeprefix(_PREFIX): v for k, v in weights.items() if k.startswith(_PREFIX)})
+    weights = {k.removeprefix(_PREFIX): v for k, v in saved["state_dict"].items() if k.startswith(_PREFIX)}
+    broken = not_finite(weights.items())
+    if broken:
+        raise ValueError(f"--ckpt_path {checkpoint}: its weight {broken} is not finite; take an earlier one")
+    try:
+        policy.load_state_dict(weights)
+    except RuntimeError as error:  # it lists all that differ, one a line
+        first = str(error).strip().splitlines()[1:2]
+        raise ValueError(
+            f"--ckpt_path {checkpoint}: its weights are of another model: {''.join(first).strip()}"
+        ) from error
     return policy.eval()
 
 
 def _build(config: Path) -> CausalLMPolicy:
-    """The policy that a run's configuration names."""
-    options = (yaml.safe_load(config.read_text(encoding="utf-8")).get("model") or {}).get("policy")
+    """The policy that a run's configuration names.
+
+    Raises:
+        ValueError: It names none, or one that cannot be made or exported.
+    """
+    check_readable(config)
+    model = yaml.safe_load(config.read_text(encoding="utf-8")).get("model")
+    options = model.get("policy") if isinstance(model, dict) else None
+    if options is None:
+        raise ValueError(f"--config {config}: it has no model.policy; name the config.yaml of the checkpoint's run")
     parser = ArgumentParser(exit_on_error=False)
     parser.add_subclass_arguments(BasePolicy, "policy")
-    policy = parser.instantiate_classes(parser.parse_object({"policy": options})).policy
+    try:
+        parsed = parser.parse_object({"policy": options})
+    except ArgumentError as error:
+        raise ValueError(f"--config {config}: {option_message(str(error), (), _POLICIES, [config])}") from error
+    policy = parser.instantiate_classes(parsed).policy
     if not isinstance(policy, CausalLMPolicy):
         raise ValueError(f"{config}: {type(policy).__name__} cannot be exported; only pretrained policies can")
     return policy

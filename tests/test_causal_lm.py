@@ -331,6 +331,9 @@ def test_a_model_without_a_chat_template_is_refused(tmp_path: Path) -> None:
 def test_too_few_positions_are_refused(source: str) -> None:
     with pytest.raises(ValueError, match=r"512 positions.*600 tokens: lower data\.segments\.max_tokens"):
         made(source).new_cache(1, 600)
+    rule, longest = SegmentRule(max_tokens=449), "449: the policy has 512 positions.* need 64: lower it to at most 448"
+    with pytest.raises(ValueError, match=rf"data\.segments\.max_tokens={longest}"):
+        Collector(made(source), InProcessPool(TASKS.make_env), rule)
 
 
 def test_an_attention_window_is_the_longest_sequence(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from gigpo_lightning.policy.answering import Answer
 from gigpo_lightning.policy.base import BasePolicy, Reading
 from gigpo_lightning.policy.engine import DecodingEngine, Engine, Said
 from gigpo_lightning.policy.projection import admit
-from gigpo_lightning.rollout.context import EpisodeContext, SegmentRule
+from gigpo_lightning.rollout.context import SHORTEST_SEGMENT, EpisodeContext, SegmentRule
 from gigpo_lightning.rollout.pool import EnvPool, EnvState
 from gigpo_lightning.trajectory import EndReason, Episode, Turn
 
@@ -81,6 +81,9 @@ class Collector:
         max_action_tokens: Longest free answer.
         max_env_errors: Environment failures in one collection after which it stops.
         engine: What says the answers; None for the policy's own model in this process.
+
+    Raises:
+        ValueError: The policy has too few positions for such segments.
     """
 
     def __init__(
@@ -95,6 +98,7 @@ class Collector:
         max_env_errors: int = 16,
         engine: Engine | None = None,
     ):
+        _check_positions(policy.positions, rule.max_tokens)
         self._policy, self._pool, self._rule = policy, pool, rule
         self._rows = rows
         self._max_action_tokens, self._max_env_errors = max_action_tokens, max_env_errors
@@ -251,3 +255,18 @@ class Collector:
                 f"the environments failed {len(self.stats.env_errors)} times in one collection "
                 f"(data.max_env_errors={self._max_env_errors}); the last failure: {state.error}"
             ) from (RuntimeError(state.trace) if state.trace else None)
+
+
+def _check_positions(positions: int | None, max_tokens: int) -> None:
+    """Refuse segments that could grow beyond the model's positions.
+
+    Raises:
+        ValueError: The message names the longest that would do.
+    """
+    if positions is not None and max_tokens + ACTION_ROOM_TOKENS > positions:
+        most = positions - ACTION_ROOM_TOKENS
+        lower = f"lower it to at most {most}, or " if most >= SHORTEST_SEGMENT else ""
+        raise ValueError(
+            f"data.segments.max_tokens={max_tokens}: the policy has {positions} positions, of which a last answer may "
+            f"need {ACTION_ROOM_TOKENS}: {lower}take a policy with more"
+        )

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from gigpo_lightning.policy.base import KeptTurn, PromptFormat
 from gigpo_lightning.trajectory import Segment
 
+SHORTEST_SEGMENT = 16
+
 
 @dataclass(frozen=True)  # no slots: jsonargparse reads the defaults from __dict__
 class SegmentRule:
@@ -35,8 +37,8 @@ class SegmentRule:
             raise ValueError(f"data.segments.turns={self.turns}: must be at least 1, or null for whole episodes")
         if self.keep_last < 0:
             raise ValueError(f"data.segments.keep_last={self.keep_last}: must be at least 0")
-        if self.max_tokens < 16:
-            raise ValueError(f"data.segments.max_tokens={self.max_tokens}: must be at least 16")
+        if self.max_tokens < SHORTEST_SEGMENT:
+            raise ValueError(f"data.segments.max_tokens={self.max_tokens}: must be at least {SHORTEST_SEGMENT}")
 
 
 @dataclass(slots=True)
