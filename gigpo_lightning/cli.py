@@ -17,6 +17,7 @@ from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 # Imported for their names: a class that is loaded can be written in YAML without its module.
@@ -103,6 +104,8 @@ class GiGPOCLI(LightningCLI):
                 self.place.folder.discard()
             if isinstance(error, Exception):
                 self._end_if_bad_input(error)
+            if isinstance(error, SIGTERMException):  # Lightning's own says 0, as if the run had come to its end
+                error.code = 128 + signal.SIGTERM
             raise
         finally:
             if self.place is not None:

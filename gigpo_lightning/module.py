@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from gigpo_lightning.batch import Minibatch
+from gigpo_lightning.optimizers import check_resumed, described, made
 from gigpo_lightning.placement import check_optimizer, check_strategy, settle_precision
 from gigpo_lightning.policy.base import BasePolicy
 from gigpo_lightning.policy.default_type import float32_by_default
@@ -79,6 +80,7 @@ class GiGPOModule(pl.LightningModule):
         self.loss = LossRule(clip_low, clip_high, dual_clip, kl_coef, aggregation, constant_tokens)
         self.gradient_clip, self.max_bad_updates = gradient_clip, max_bad_updates
         self._bad_updates = 0
+        self._saved_optimizer: dict[str, Any] | None = None  # that of the checkpoint which the run goes on from
         self.results: list[dict[str, Any]] = []
 
     # -- set-up --------------------------------------------------------------------------------------------------------
@@ -106,14 +108,12 @@ class GiGPOModule(pl.LightningModule):
             rank_zero_warn("with LoRA the reference of model.kl_coef stays the pretrained model, not the imitating one")
 
     def configure_optimizers(self) -> Any:
-        try:
-            optimizer = self._optimizer([p for p in self.policy.parameters() if p.requires_grad])
-        except (ValueError, TypeError, NotImplementedError) as error:
-            raise ValueError(f"model.optimizer: {error}") from error
+        optimizer = made(self._optimizer, [p for p in self.policy.parameters() if p.requires_grad])
         for name, value in optimizer.defaults.items():
             if isinstance(value, float) and not math.isfinite(value):
                 raise ValueError(f"model.optimizer: {name}={value} is not a finite number")
         check_optimizer(optimizer, self._optimizer, self.device)
+        check_resumed(optimizer, self._saved_optimizer)
         if self._lr_scheduler is None:
             return optimizer
         return {"optimizer": optimizer, "lr_scheduler": self._lr_scheduler(optimizer)}
@@ -264,6 +264,7 @@ class GiGPOModule(pl.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["policy_identity"] = self.policy.identity()
         checkpoint["bad_updates"] = self._bad_updates
+        checkpoint["optimizer"] = described(self.trainer.optimizers[0]) if self.trainer.optimizers else None
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         saved, own = checkpoint.get("policy_identity"), self.policy.identity()
@@ -273,12 +274,16 @@ class GiGPOModule(pl.LightningModule):
             f"{k}: {saved.get(k)!r} there, {own.get(k)!r} here" for k in {**own, **saved} if saved.get(k) != own.get(k)
         ]
         if different:
-            raise ValueError("the checkpoint is of another policy: " + "; ".join(different))
+            raise ValueError(
+                f"the checkpoint is of another policy: {'; '.join(different)}; give the options of its run, or leave "
+                "ckpt_path out"
+            )
         weights = checkpoint.get("state_dict", {})  # none where a strategy has loaded them itself
         broken = not_finite(weights.items())
         if broken:
             raise ValueError(f"the checkpoint cannot be used: its weight {broken} is not finite; take an earlier one")
         self._bad_updates = int(checkpoint.get("bad_updates", 0))
+        self._saved_optimizer = checkpoint.get("optimizer")
         if weights:
             self._settle_reference(weights)
 

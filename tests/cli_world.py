@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ class LineModule(pl.LightningModule):
 
     Args:
         width: Number of inputs.
-        fault: What goes wrong in the first update: `full disk`, `bug` or nothing.
+        fault: What goes wrong in the first update: `full disk`, `bug`, `end` (the process is told to end) or nothing.
     """
 
     def __init__(self, width: int = 4, fault: str = "") -> None:
@@ -46,6 +47,8 @@ class LineModule(pl.LightningModule):
             # The kernel's own "No space left on device": every write to this device fails with it.
             handle = os.open("/dev/full", os.O_WRONLY)
             os.write(handle, b"x")
+        if self.fault == "end":
+            os.kill(os.getpid(), signal.SIGTERM)
         if self.fault == "bug":
             return torch.zeros(2).reshape(3)
         return self.line(batch).square().mean()

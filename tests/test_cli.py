@@ -439,3 +439,11 @@ def test_the_command_of_the_readme_trains_and_evaluates(own_folder: Path, capsys
     said = capsys.readouterr().out
     assert re.search(r"checkpoint: +\S*iteration=000001.ckpt", said)
     assert "results:     runs/alfworld/version_0/results.json" in said
+
+
+def test_a_run_that_is_told_to_end_does_not_look_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGTERM is what SLURM and container engines send; 128 + 15 is what shells call it."""
+    enter(tmp_path, monkeypatch)
+    with pytest.raises(SystemExit) as end:
+        run_line("fit", "--model.fault=end", epochs=3)
+    assert end.value.code == 143

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -66,3 +67,21 @@ def test_an_optimizer_that_does_not_run_here_is_refused_at_once(monkeypatch: pyt
     with pytest.raises(ValueError, match=message):
         check_optimizer(optimizer, make("AdamW8bit"), torch.device("cpu"))
     check_optimizer(torch.optim.SGD([torch.nn.Parameter(torch.zeros(3))], lr=1.0), lacking, torch.device("cpu"))  # type: ignore[arg-type]
+
+
+def test_a_resumed_run_keeps_its_optimizer_and_says_which_options_do_not_count(tmp_path: Path) -> None:
+    def adamw(parameters: Any, lr: float = 0.01) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameters, lr=lr, weight_decay=0.0)
+
+    fit(tmp_path, 1, [IterationCheckpoint()], model={"optimizer": adamw})
+    path = str(tmp_path / "checkpoints" / "last.ckpt")
+    with pytest.raises(
+        ValueError, match=r"model\.optimizer=torch\.optim\.sgd\.SGD: .* trained with .*AdamW.*resume with"
+    ):
+        fit(tmp_path, 2, model={"optimizer": sgd_of_nothing}, ckpt_path=path)
+    with pytest.warns(UserWarning, match=r"optimizer: lr=0\.5 does not count.*its checkpoint has \(lr=0\.01\)"):
+        trainer, _, _ = fit(tmp_path, 2, model={"optimizer": lambda p: adamw(p, 0.5)}, ckpt_path=path)
+    assert trainer.optimizers[0].param_groups[0]["lr"] == 0.01
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="model.optimizer")
+        fit(tmp_path, 2, model={"optimizer": adamw}, ckpt_path=path)
