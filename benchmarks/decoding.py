@@ -9,7 +9,8 @@ episode's row taken by the next; log-probs and all. *generate*: at every turn th
 episodes, padded on the left, as many new tokens as the longest answer of that turn, each answer then cut to its own
 length; finished episodes leave the batch; no log-probs. *static*: the same with a static cache. A token counts when it
 is part of an answer. Where there are fewer rows than episodes, `generate` plays them in batches of that size, as they
-come. The ways take turns, and the best of `--repeats` counts.
+come. The ways take turns, and the best of `--repeats` counts. The table is of processor seconds, to which other work on
+the machine matters less; the JSON has wall time, too.
 """
 
 from __future__ import annotations
@@ -234,7 +235,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--ways", nargs="+", default=["engine", "generate"], choices=["engine", "generate", "static"])
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="where to write the result")
+    parser.add_argument("--out", type=Path, help="JSON file to which the result is added")
     return parser.parse_args(argv)
 
 
@@ -251,8 +252,9 @@ def main() -> None:
     plans = draw_plans(
         options.seed, options.episodes, policy.model.config.vocab_size, options.mean_turns, options.longest
     )
+    words = [Path(word).name if "/" in word else word for word in sys.argv[1:]]  # folders are nobody's business
     result: dict[str, Any] = {
-        "command": shlex.join(["python", "-m", "benchmarks.decoding", *sys.argv[1:]]),
+        "command": shlex.join(["python", "-m", "benchmarks.decoding", *words]),
         **machine("transformers"),
         "threads": torch.get_num_threads(),
         "parameters": sum(p.numel() for p in policy.parameters()),
@@ -270,7 +272,8 @@ def main() -> None:
         ratio = found["engine"]["per_processor_s"] / found.get("generate", found["engine"])["per_processor_s"]
         print(f"{rows:>4} rows: {figures}  tokens per second of processor, ratio {ratio:.2f}")
     if options.out:
-        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        before = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else []
+        options.out.write_text(json.dumps([*before, result], indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -20,14 +20,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig
 
-from benchmarks.learning_curves import machine
+from benchmarks.machine import machine
 from benchmarks.trl_sides import AVERAGES, CLIP, TRL, Ours, make_completions, make_model, move
 from gigpo_lightning.callbacks.evaluation_files import write_json
 
@@ -141,9 +140,8 @@ def main(argv: Sequence[str]) -> None:
     if options.out:
         setting = {k: v for k, v in vars(options).items() if k != "out"}
         setting["model"] = Path(options.model).name if options.model else "random"
-        where = machine(argparse.Namespace(jobs=1, threads=options.threads))
-        versions = {name: version(name) for name in ("trl", "transformers", "accelerate")}
-        write_json(options.out, {"setting": setting, "machine": {**where, **versions}, **figures})
+        where = machine("trl", "transformers", "accelerate")
+        write_json(options.out, {"setting": setting, "machine": where, **figures})
 
 
 if __name__ == "__main__":

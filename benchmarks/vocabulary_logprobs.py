@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from benchmarks.learning_curves import machine
+from benchmarks.machine import machine
 from gigpo_lightning.callbacks.evaluation_files import write_json
 from gigpo_lightning.functional.logprobs import TokenLogprobs, constrained_logprobs
 from gigpo_lightning.functional.vocabulary import vocabulary_logprobs
@@ -149,8 +149,7 @@ def main(argv: Sequence[str]) -> None:
             print(f"{head:8} {name:10} {figures}  {', '.join(f'{d:.1e}' for d in row['gradient_errors'])}", flush=True)
     if options.out:
         sizes = {name: getattr(options, name) for name in ("tokens", "words", "hidden", "dtype", "repeats", "threads")}
-        where = machine(argparse.Namespace(jobs=1, threads=options.threads))
-        write_json(options.out, {**sizes, "machine": where, "rows": rows})
+        write_json(options.out, {**sizes, "machine": machine(), "rows": rows})
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ TRAINER_COMMANDS = {
 # Other commands: what they do, and "module:function taking the rest of the command line".
 TOOL_COMMANDS = {
     "check": ("prove the installation, part by part", "gigpo_lightning.cli_install_check:run_check"),
+    "plan": ("say what a run needs in memory and time, before it is started", "gigpo_lightning.cli_plan:run_plan"),
     "export": ("write the adapter or the merged model of a checkpoint", "gigpo_lightning.cli_export:run_export"),
 }
 # Commands of single worlds: command → (what it does, world → "module:function taking the rest of the command line").
@@ -73,6 +74,7 @@ def usage() -> str:
     lines += [
         "",
         "examples:",
+        "  python -m gigpo_lightning plan --config alfworld.yaml",
         "  python -m gigpo_lightning fit --config alfworld.yaml",
         "  python -m gigpo_lightning fit --config alfworld.yaml --ckpt_path last",
         "  python -m gigpo_lightning test --config alfworld.yaml --ckpt_path best",

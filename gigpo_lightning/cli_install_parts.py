@@ -35,7 +35,7 @@ LIBRARIES = {
 EXTRAS = {
     "textworld": "the stock ALFWorld engine, for comparison; Python up to 3.12: pip install -c constraints.txt "
     "'.[textworld]'",
-    "vllm": "another decoding engine",
+    "vllm": "another engine for rollouts (data.engine): pip install '.[vllm]'; on Linux, Python 3.11 and newer",
 }
 INSTALL = "install again with the tested versions: pip install -c constraints.txt ."
 _MOUNT = "name a folder that this user may write (in a container: mount it, with --user of its owner)"

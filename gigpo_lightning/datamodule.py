@@ -12,27 +12,29 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader
 
 from gigpo_lightning.batch import Minibatch
 from gigpo_lightning.curriculum import Stage, stage_named
 from gigpo_lightning.envs.base import TaskSet
+from gigpo_lightning.placement import acting
 from gigpo_lightning.policy.base import BasePolicy
 from gigpo_lightning.policy.engine_options import EngineOptions
 from gigpo_lightning.rollout.collection import CreditRule
-from gigpo_lightning.rollout.collector import Collector, EpisodeJob
+from gigpo_lightning.rollout.collector import EpisodeJob
 from gigpo_lightning.rollout.context import SegmentRule
 from gigpo_lightning.rollout.evaluation import EvaluationBatch, EvaluationRule, Place, plan
 from gigpo_lightning.rollout.iteration import Controls, IterationSpec, minibatches_of, rollout_path, run_iteration
 from gigpo_lightning.rollout.loaders import Evaluations, Iterations
 from gigpo_lightning.rollout.options import check_counts, check_processes, check_sampling
-from gigpo_lightning.rollout.pool import EnvPool, InProcessPool
+from gigpo_lightning.rollout.player import Player, PlayRule
 from gigpo_lightning.rollout.preflight import check_first_prompt, check_places, claim_folder
 from gigpo_lightning.rollout.report import RolloutReport
+from gigpo_lightning.rollout.rescore import Rescored, no_rescore
 from gigpo_lightning.rollout.sampler import Sampler
-from gigpo_lightning.rollout.workers import WorkerPool
-from gigpo_lightning.sharding import gathered
+from gigpo_lightning.rollout.store import RolloutStore
 from gigpo_lightning.trajectory import Episode
 
 # Frozen, so that all datamodules may share them as defaults.
@@ -114,8 +116,7 @@ class RolloutDataModule(pl.LightningDataModule):
         self.max_tokens_per_batch, self.skip_zero_advantage = max_tokens_per_batch, skip_zero_advantage
         self.credit_rule, self.segment_rule, self.evaluation = credit, segments, evaluation
         self.max_turns, self.rows, self.constrain = max_turns, rows, constrain
-        self.max_action_tokens, self.max_env_errors = max_action_tokens, max_env_errors
-        self.env_workers, self.env_deadline_s = env_workers, env_deadline_s
+        self.max_action_tokens = max_action_tokens
         self.rollout_dir, self.keep_rollouts, self.seed = rollout_dir, keep_rollouts, seed
         self.given = {"lam": lam, "temperature": temperature, "entropy_coef": entropy_coef}
         self.controls = Controls()
@@ -126,9 +127,8 @@ class RolloutDataModule(pl.LightningDataModule):
         self.report = RolloutReport()
         self._narrowed: dict[str, TaskSet] = {}
         self._playable: list[Place] = []  # what was tried
-        self._pool: EnvPool | None = None
-        self._collector: Collector | None = None
-        self._sampler = Sampler(engine)
+        rule = PlayRule(segments, rows, constrain, max_action_tokens, max_env_errors, env_workers, env_deadline_s)
+        self.player = Player(tasks, rule, Sampler(engine))
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
@@ -175,43 +175,19 @@ class RolloutDataModule(pl.LightningDataModule):
     # -- collection ----------------------------------------------------------------------------------------------------
 
     def setup(self, stage: str) -> None:
-        self._sampler.check(self.policy)
-
-    @property
-    def collector(self) -> Collector:
-        """Made when first needed: the policy's tokenizer exists only then."""
-        if self._collector is None:
-            self._collector = Collector(
-                self.policy,
-                self.pool,
-                self.segment_rule,
-                rows=self.rows,
-                constrain=self.constrain,
-                max_action_tokens=self.max_action_tokens,
-                max_env_errors=self.max_env_errors,
-                engine=self._sampler.engine(self.policy, self.segment_rule.max_tokens, self.rows),
-            )
-        return self._collector
-
-    @property
-    def pool(self) -> EnvPool:
-        """The environments, made when first needed."""
-        if self._pool is None and self.env_workers:
-            self._pool = WorkerPool(self.tasks.make_env, self.env_workers, self.env_deadline_s)
-        elif self._pool is None:
-            self._pool = InProcessPool(self.tasks.make_env)
-        return self._pool
+        self.player.sampler.check(self.policy)
 
     def play(self, jobs: list[EpisodeJob], temperature: float) -> list[Episode]:
-        """Play the jobs with the present policy in evaluation mode; episodes in the order of the jobs."""
+        """Play the jobs with the present policy; episodes in the order of the jobs."""
         assert self.trainer is not None
-        policy = self.policy
-        training = policy.training
-        policy.eval()
-        with gathered(policy), self.trainer.precision_plugin.forward_context():  # the precision of the update
-            episodes: dict[int, Episode] = dict(self.collector.run(jobs, temperature))
-        policy.train(training)
-        return [episodes[i] for i in range(len(jobs))]
+        with acting(self.policy, self.trainer.precision_plugin) as policy:
+            return self.player.play(policy, jobs, temperature)
+
+    def _rescore(self, store: RolloutStore, rows: np.ndarray, temperature: float, max_tokens: int) -> Rescored | None:
+        """What the policy says of rows that another engine sampled, as it acted."""
+        assert self.trainer is not None
+        with acting(self.policy, self.trainer.precision_plugin) as policy:
+            return self.player.sampler.rescore(policy, self.report.metrics, store, rows, temperature, max_tokens)
 
     def collect(self) -> Iterator[Minibatch]:
         """Play, credit and report one iteration; yields its minibatches, a fixed number of them."""
@@ -227,7 +203,7 @@ class RolloutDataModule(pl.LightningDataModule):
             self.stage,
             self.stage_tasks,
             self.play,
-            lambda: self.collector.stats,
+            lambda: self.player.stats,
             self.credit_rule,
             rollout_path(folder, iteration, rank, self.keep_rollouts),
         )
@@ -241,7 +217,7 @@ class RolloutDataModule(pl.LightningDataModule):
             rank=rank,
             iteration=iteration,
             skip_zero_advantage=self.skip_zero_advantage,
-            rescore=partial(self._sampler.rescore, self.policy, self.report.metrics),
+            rescore=self._rescore if self.player.sampler.is_foreign else no_rescore,
         )
 
     # -- loaders -------------------------------------------------------------------------------------------------------
@@ -307,15 +283,14 @@ class RolloutDataModule(pl.LightningDataModule):
         """Refuse names, stages and splits that the world cannot play now, not when they are reached."""
         self.evaluation.check(self.controls.stages, self.tasks.splits)
         new = [place for place in places if place not in self._playable]
-        room = partial(check_first_prompt, self.pool, self.policy.prompt, self.segment_rule, self.max_action_tokens)
+        room = partial(
+            check_first_prompt, self.player.pool, self.policy.prompt, self.segment_rule, self.max_action_tokens
+        )
         check_places(new, self.stage_tasks, room)
         self._playable += new
 
     def teardown(self, stage: str) -> None:
-        if self._pool is not None:
-            self._pool.close()
-        self._sampler.close()
-        self._pool = self._collector = None
+        self.player.close()
 
     def on_exception(self, exception: BaseException) -> None:
         self.teardown("exception")  # Lightning itself tears down only what ends well

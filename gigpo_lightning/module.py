@@ -23,8 +23,9 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from gigpo_lightning.batch import Minibatch
 from gigpo_lightning.optimizers import check_resumed, described, made
-from gigpo_lightning.placement import check_optimizer, check_strategy, made_in_float32, settle_precision
+from gigpo_lightning.placement import check_optimizer, check_strategy, settle_precision
 from gigpo_lightning.policy.base import BasePolicy
+from gigpo_lightning.policy.default_type import float32_by_default
 from gigpo_lightning.policy.finite import not_finite
 from gigpo_lightning.rollout.collector import EpisodeJob
 from gigpo_lightning.rollout.evaluation import EvaluationBatch, outcomes, summarise
@@ -90,7 +91,7 @@ class GiGPOModule(pl.LightningModule):
             check_strategy(self.trainer.strategy)
 
     def configure_model(self) -> None:
-        with made_in_float32():
+        with float32_by_default():
             self.policy.prepare(self.trainer.datamodule.tasks)  # type: ignore[attr-defined]
         fitting = self.trainer.state.fn == TrainerFn.FITTING
         if fitting and self.loss.kl_coef > 0 and self.reference is None:
@@ -228,8 +229,8 @@ class GiGPOModule(pl.LightningModule):
 
     def validation_step(self, batch: EvaluationBatch, batch_idx: int) -> None:
         row = self._evaluate(batch)
-        self.log(f"val/{batch.stage}/success", row["success"], batch_size=1, logger=False)
-        self.log(f"val/{batch.stage}/length", row["length"], batch_size=1, logger=False)
+        for name in ("success", "length", "well_formed"):
+            self.log(f"val/{batch.stage}/{name}", row[name], batch_size=1, logger=False)
 
     def test_step(self, batch: EvaluationBatch, batch_idx: int) -> None:
         row = self._evaluate(batch)

@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from gigpo_lightning.sharding import FullyShardedStrategy
+from gigpo_lightning.policy.base import BasePolicy
+from gigpo_lightning.sharding import FullyShardedStrategy, gathered
 
 _TRAINING = (SingleDeviceStrategy, DDPStrategy, FullyShardedStrategy)
 # Large enough for the optimisers of bitsandbytes to keep its state in 8 bits.
@@ -76,14 +77,15 @@ def settle_precision(strategy: Strategy) -> None:
 
 
 @contextmanager
-def made_in_float32() -> Iterator[None]:
-    """Policies are made in types of their own; Lightning makes bfloat16 the default while it asks for the model."""
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)
+def acting(policy: BasePolicy, precision: Precision) -> Iterator[BasePolicy]:
+    """The policy in evaluation mode, whole on every process, in the update's precision. All processes must enter."""
+    training = policy.training
+    policy.eval()
     try:
-        yield
+        with gathered(policy), precision.forward_context():
+            yield policy
     finally:
-        torch.set_default_dtype(default)
+        policy.train(training)
 
 
 def check_optimizer(optimizer: Optimizer, make: Callable[[Iterable[Tensor]], Optimizer], device: torch.device) -> None:

@@ -105,6 +105,7 @@ class LLMEngine:
     is_asleep: bool = False
 
     def __post_init__(self) -> None:
+        _check_types()
         assert self.args.logprobs_mode == "processed_logprobs" and self.args.enable_prefix_caching
         # As vLLM does at its start.
         torch.manual_seed(0)
@@ -176,6 +177,7 @@ class LLMEngine:
         return bool(self.requests)
 
     def step(self) -> list[Any]:
+        _check_types()
         assert not self.is_asleep
         parts = {number: _Part() for number in self.requests}
         for _ in range(self.faults.tokens_per_step):
@@ -243,6 +245,12 @@ def _sample(scores: torch.Tensor, params: SamplingParams, generator: torch.Gener
     logprobs = (scores / params.temperature).log_softmax(-1)
     token_id = int(torch.multinomial(logprobs.exp(), 1, generator=generator))
     return token_id, float(logprobs[token_id])
+
+
+def _check_types() -> None:
+    """The trainer's precision would change what vLLM computes in this process."""
+    assert torch.get_default_dtype() == torch.float32
+    assert not torch.is_autocast_enabled("cpu")
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:

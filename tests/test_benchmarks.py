@@ -17,7 +17,7 @@ import pytest
 import yaml
 from torch.utils.tensorboard import SummaryWriter
 
-from benchmarks import anchor_levels, learning_curves, learning_views
+from benchmarks import anchor_levels, learning_curves, learning_views, machine, trl_step, vocabulary_logprobs
 from gigpo_lightning import __main__
 from gigpo_lightning.curriculum import load_stages
 
@@ -194,3 +194,29 @@ def test_the_table_has_a_row_for_every_player_and_level(capsys: pytest.CaptureFi
     players = ("| explorer, 20 % random", "| random")
     assert rows == [[player, f"`{level}`"] for player in players for level in anchor_levels.LEVELS]
     assert "2 tasks of 4 receptacles, groups of 2, horizon 8" in lines[-1]
+
+
+# -- log-probs, a GRPO step --------------------------------------------------------------------------------------------
+
+
+def test_vocabulary_logprobs_writes_what_it_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vocabulary_logprobs, "memory_of", lambda argv, head, name: 2.0)  # a process for every case
+    out = tmp_path / "found.json"
+    vocabulary_logprobs.main(["--tokens=70", "--words=50", "--hidden=8", "--repeats=1", "--out", str(out)])
+    found = json.loads(out.read_text())
+    assert {(row["head"], row["way"]) for row in found["rows"]} == {
+        (head, way) for head in vocabulary_logprobs.HEADS for way in ("plain", "tiles", "tiles_0")
+    }
+    assert all(max(row["gradient_errors"]) < 1e-5 for row in found["rows"])  # float32 against float64
+    assert found["words"] == 50 and found["machine"]["torch"]
+
+
+def test_the_grpo_step_writes_what_it_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without TRL: only that the figures reach the file."""
+    monkeypatch.setattr(trl_step, "run", lambda options, folder: {"rows": 16})
+    monkeypatch.setattr(trl_step, "show", lambda figures: None)
+    monkeypatch.setattr(machine, "version", lambda name: f"{name} 1.0")
+    trl_step.main(["--words=100", "--out", str(tmp_path / "found.json")])
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["rows"] == 16 and found["setting"]["words"] == 100
+    assert found["machine"]["trl"] == "trl 1.0" and found["machine"]["cores"]

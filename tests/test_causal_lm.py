@@ -362,6 +362,11 @@ def test_attention_that_ragged_attention_does_not_know_is_refused(source: str, m
         made(source)
 
 
+def test_a_deep_model_in_bfloat16_is_not_refused_for_its_rounding(tmp_path: Path) -> None:
+    """24 layers of large weights: rounding alone moves the last hidden states by more than other attention would."""
+    assert made(save_tiny(tmp_path, num_hidden_layers=24), dtype="bfloat16", lora=None).model.dtype == torch.bfloat16
+
+
 # -- export ------------------------------------------------------------------------------------------------------------
 
 

@@ -117,7 +117,7 @@ def test_workers_play_the_same_rollouts(tmp_path: Path) -> None:
         kinds: list[str] = []  # noqa: RUF012
 
         def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-            self.kinds.append(type(trainer.datamodule._pool).__name__)
+            self.kinds.append(type(trainer.datamodule.player.pool).__name__)
 
     fit(tmp_path / "here", callbacks=[Pools()])
     fit(tmp_path / "workers", callbacks=[Pools()], data={"env_workers": 1, "env_deadline_s": 30.0})

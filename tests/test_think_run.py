@@ -27,6 +27,7 @@ def run(source: str, root: Path, **data: Any) -> tuple[Any, Any, list[dict[str, 
         root, data=settings, model={"policy": policy, "kl_coef": 0.1}, limit_val_batches=1
     )
     assert trainer.callback_metrics["loss/skipped_updates"] == 0
+    assert trainer.callback_metrics["val/all/well_formed"] == pytest.approx(module.results[0]["well_formed"])
     return module, datamodule.report, rollouts(root)[0]
 
 

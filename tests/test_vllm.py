@@ -1,7 +1,7 @@
 """vLLM as the engine: what it samples is what is trained on, under the present weights, or the run stops.
 
 The same tests run against a program that speaks vLLM's interface, and with `-m slow` against vLLM itself where it is
-installed. What only a failing vLLM shows is in test_vllm_faults.py.
+installed. What only a failing vLLM shows is in test_vllm_faults.py, fits and refusals are in test_vllm_fits.py.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from gigpo_lightning.rollout.pool import InProcessPool
 from gigpo_lightning.trajectory import Episode
 from tests import fake_vllm
 from tests.tiny_lm import CHAT, made, move, save_tiny
+from tests.toy_run import fit
 from tests.toy_world import BoxTasks
 
 TASKS = BoxTasks(3)
@@ -171,3 +172,15 @@ def test_a_second_engine_can_follow_the_first(source: str, engines: Any, tmp_pat
         assert difference(policy, play(policy, engine)) < 1e-4
         engine.close()
         engine.close()  # twice does no harm
+
+
+def test_a_whole_fit_and_the_test_after_it(source: str, vllm: str, tmp_path: Path) -> None:
+    policy = CausalLMPolicy(source, chat=CHAT, lora=LoRA(r=4, alpha=32.0))
+    data = {"engine": VLLM(args=ARGS), "segments": RULE, "passes": 2}
+    trainer, module, datamodule = fit(tmp_path, epochs=2, data=data, model={"policy": policy, "kl_coef": 0.01})
+    figures = datamodule.report.metrics
+    assert figures["mismatch/ratio_max"] == pytest.approx(1.0, abs=1e-3)
+    assert abs(figures["mismatch/kl_k1"]) < 1e-4 and figures["mismatch/probe"] < 1e-4
+    assert float(trainer.callback_metrics["loss/skipped_updates"]) == 0.0
+    trainer.test(module, datamodule=datamodule, verbose=False)
+    assert len(module.results) > 0

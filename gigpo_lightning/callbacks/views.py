@@ -44,6 +44,7 @@ LAYOUT: dict[str, dict[str, list[Any]]] = {
         "policy, KL, entropy": ["Multiline", [r"loss/(policy|kl|entropy|total)$"]],
         "clipping and ratio": ["Multiline", [r"loss/(clip|dual_clip|ratio)"]],
         "gradient norm": ["Multiline", [r"loss/gradient_norm"]],
+        "rollout against update": ["Multiline", [r"loss/mismatch", r"mismatch/(probe|kl_k3)"]],
     },
     "curriculum": {
         "stage": ["Multiline", [r"curriculum/stage$"]],

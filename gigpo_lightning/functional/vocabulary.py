@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .logprobs import TokenLogprobs
+from .products import sums_in_float32
 
 # Tiles of 1024 × 4096 scores (16 MB in float32) keep matrix products at full speed.
 CHUNK_TOKENS = 1024
@@ -74,8 +75,7 @@ class _Scores:
         kinds = [x.dtype for x in (hidden, weight, bias) if x is not None]
         self.dtype = torch.float64 if torch.float64 in kinds else torch.float32
         self.low = hidden.dtype == weight.dtype == torch.bfloat16
-        # Products of bfloat16 numbers are exact in float32: summed in float32, they need no conversion.
-        self.direct = self.low and self.dtype == torch.float32 and _sums_in_float32(hidden.device)
+        self.direct = self.low and self.dtype == torch.float32 and sums_in_float32(hidden.device)
         self.hidden = hidden if self.direct else hidden.to(self.dtype)
         self.bias = None if bias is None else bias.to(self.dtype).clamp(min=_LOG_ZERO)
         self.weight, self.temperature = weight, temperature
@@ -238,23 +238,10 @@ def _add_product(target: Tensor, a: Tensor, b: Tensor) -> None:
     """target += a · b; summed in the target's precision where the device can."""
     if a.dtype == target.dtype:
         target.addmm_(a, b)
-    elif _sums_in_float32(target.device):
+    elif sums_in_float32(target.device):
         target += torch.mm(a, b, out_dtype=target.dtype)
     else:
         target += a @ b
-
-
-@functools.cache
-def _sums_in_float32(device: torch.device) -> bool:
-    """Whether the device multiplies bfloat16 matrices into a float32 one; not every version of torch offers it."""
-    if device.type != "cuda":
-        return False
-    a, out = (torch.ones(16, 16, dtype=dtype, device=device) for dtype in (torch.bfloat16, torch.float32))
-    try:
-        torch.mm(a, a, out_dtype=torch.float32, out=out)
-    except (NotImplementedError, RuntimeError, TypeError):
-        return False
-    return True
 
 
 def _check(
@@ -274,7 +261,6 @@ def _check(
         raise ValueError(f"weight: shape {tuple(weight.shape)}, expected [V, {hidden.shape[1]}]")
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ValueError(f"bias: shape {tuple(bias.shape)}, expected [{len(weight)}]")
-    outside = (token_ids < 0) | (token_ids >= len(weight))
-    if outside.any():
-        bad = int(outside.nonzero()[0])
+    if len(token_ids) and not (int(token_ids.min()) >= 0 and int(token_ids.max()) < len(weight)):
+        bad = int(((token_ids < 0) | (token_ids >= len(weight))).nonzero()[0])
         raise ValueError(f"token_ids: token {int(token_ids[bad])} of row {bad} is outside [0, {len(weight)})")

@@ -28,8 +28,10 @@ from gigpo_lightning.policy.pretrained import (
     check_vocabulary,
     fingerprint,
     linear_names,
+    load_config,
     load_model,
     load_tokenizer,
+    model_without_values,
 )
 from gigpo_lightning.suggest import did_you_mean
 
@@ -117,15 +119,14 @@ class CausalLMPolicy(BasePolicy):
         """Load model and tokenizer; a second call changes nothing. The tasks are not asked for anything."""
         if self._weights_digest:
             return
-        tokenizer = load_tokenizer(self.source, self.revision)
-        self.prompt = ChatPrompt(tokenizer, self.chat, self.source)
+        self.load_prompt()
         if not self.prompt.follows_template:
             rank_zero_warn(
                 f"the chat template of policy.model={self.source!r} writes earlier turns otherwise than they were "
                 "said; segments show them as they were said, between the template's separators"
             )
         self.model = load_model(self.source, self.dtype, self.quantization, self.revision)
-        check_vocabulary(self.model, tokenizer, self.source)
+        check_vocabulary(self.model, self.prompt.tokenizer, self.source)
         check_attention(self.model, self.source)
         self._weights_digest = fingerprint(self.model)
         if self.lora is not None:
@@ -135,11 +136,25 @@ class CausalLMPolicy(BasePolicy):
                 f"policy.lora is null and the weights are {self.model.dtype}: small steps are lost in rounding; set "
                 "policy.dtype to float32, or give lora"
             )
-        if self.gradient_checkpointing:
-            self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        self._checkpoint_activations()
         self.model.train(self.training)  # it comes in evaluation mode
         trained = {name for name, p in self.named_parameters(remove_duplicate=False) if p.requires_grad}
         self._trained = frozenset(trained)
+
+    def prepare_hollow(self) -> None:
+        """Build model and adapter without values, from the model's configuration alone. Nothing is quantized."""
+        self.model = model_without_values(load_config(self.source, self.revision), self.dtype)
+        if self.lora is not None:
+            self._add_adapter(self.lora)
+        self._checkpoint_activations()
+
+    def load_prompt(self) -> None:
+        """Load the tokenizer and read its chat template."""
+        self.prompt = ChatPrompt(load_tokenizer(self.source, self.revision), self.chat, self.source)
+
+    def _checkpoint_activations(self) -> None:
+        if self.gradient_checkpointing:
+            self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
     def _add_adapter(self, lora: LoRA) -> None:
         """Freeze the weights and put a new adapter beside the chosen layers.

@@ -133,16 +133,17 @@ class DecodingEngine:
     def __init__(self, policy: BasePolicy, capacity: int):
         self._policy, self._capacity = policy, capacity
         self._cache: KVCache | None = None
+        self._output: OutputLayer | None = None
         self._rows: list[_Row] = []  # the place in it is the row of the cache
         self._slots, self._temperature = 0, 1.0
         self.tokens = self.shared_tokens = 0
 
     def begin(self, slots: int, temperature: float) -> None:
-        if slots < 1 or not 0 <= temperature < float("inf"):
-            raise ValueError(f"slots={slots}, temperature={temperature}: at least 1 and at least 0 are needed")
+        if slots < 0 or not 0 <= temperature < float("inf"):
+            raise ValueError(f"slots={slots}, temperature={temperature}: both must be at least 0")
         if self._cache is None or len(self._cache.lengths) < slots:
             self._cache = self._policy.new_cache(slots, self._capacity)
-        self._output: OutputLayer = self._policy.output_layer()
+        self._output = self._policy.output_layer()
         self._slots, self._temperature = slots, temperature
         self._rows = []  # the weights have changed: nothing that was read still holds
         self.tokens = self.shared_tokens = 0
@@ -175,7 +176,7 @@ class DecodingEngine:
         active = [row for row in self._rows if row.is_reading]
         if not active:
             return []
-        assert self._cache is not None
+        assert self._cache is not None and self._output is not None
         with torch.inference_mode():
             hidden = self._policy.feed(self._cache, [row.pending if row.is_reading else () for row in self._rows])
             choices = choose_tokens(
@@ -210,6 +211,7 @@ class DecodingEngine:
     def end(self) -> None:
         if self._cache is not None and self._cache.keys.is_cuda:
             self._cache = None  # elsewhere it costs more to make it anew than to keep it
+        self._output = None
         self._rows = []
 
     def _place(self, slot: int) -> int:

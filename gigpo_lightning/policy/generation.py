@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from gigpo_lightning.functional.products import sums_in_float32
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -24,7 +26,7 @@ class Choice:
 class OutputLayer:
     """Scores of next tokens in float32, whatever the type of the weights: rounded ones would not be the update's.
 
-    Made anew for every collection: on processors without exact products it holds a float32 copy of the weights.
+    Made anew for every collection: where short products cannot be added up in float32 it holds such a copy of weights.
 
     Args:
         layer: The output layer, with `weight` [vocabulary, hidden] and perhaps `bias` [vocabulary].
@@ -39,8 +41,7 @@ class OutputLayer:
     def all(self, hidden: Tensor) -> Tensor:
         """[N, hidden] → [N, vocabulary]."""
         weight = self._weight
-        if weight.is_cuda and weight.dtype == hidden.dtype != torch.float32:
-            # Products of two short numbers are exact in float32, in which they are added up.
+        if weight.dtype == hidden.dtype and sums_in_float32(weight.device, weight.dtype):
             scores = torch.mm(hidden, weight.t(), out_dtype=torch.float32)
             return scores if self._bias is None else scores + self._bias
         if self._full is None:

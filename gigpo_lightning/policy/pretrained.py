@@ -8,13 +8,22 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from gigpo_lightning.policy.ragged import ATTENTION_NAME, PackedRows, run_ragged
 
@@ -25,7 +34,8 @@ _LAYER_TYPES = ("full_attention", "sliding_attention")
 # Rows of the embedding that tell one set of weights from another.
 _FINGERPRINT_ROWS = 64
 # Hidden states by our attention and by the model's own may differ by rounding only, relative to their norm.
-_PROBE_TOKENS, _TOLERANCE = 12, {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.02}
+_PROBE_TOKENS, _PROBE_LAYERS = 12, 4
+_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.02}
 
 
 def load_tokenizer(source: str, revision: str | None = None) -> PreTrainedTokenizerBase:
@@ -41,21 +51,15 @@ def load_tokenizer(source: str, revision: str | None = None) -> PreTrainedTokeni
         raise _not_found("tokenizer", source, error) from error
 
 
-def load_model(
-    source: str, dtype: str = "auto", quantization: str = "none", revision: str | None = None
-) -> PreTrainedModel:
-    """The model on the device that is torch's default, with ragged attention.
+def load_config(source: str, revision: str | None = None) -> PretrainedConfig:
+    """The sizes of a model.
 
     Raises:
-        ValueError: It cannot be had, needs what this machine lacks, or attends in a way that ragged attention does not.
+        ValueError: They cannot be had, or tell of layers that are not attention.
     """
     _check_folder(source, revision)
-    device = torch.get_default_device()
-    if dtype == "float16" and device.type == "cpu":
-        raise ValueError("policy.dtype='float16' needs a GPU: choose float32 or bfloat16 on this machine")
-    options: dict[str, Any] = {"revision": revision or "main", "trust_remote_code": False}
     try:
-        config = AutoConfig.from_pretrained(source, **options)
+        config = AutoConfig.from_pretrained(source, revision=revision or "main", trust_remote_code=False)
     except (OSError, ValueError, TypeError) as error:
         raise _not_found("model", source, error) from error
     odd = {kind for kind in getattr(config, "layer_types", None) or () if kind not in _LAYER_TYPES}
@@ -68,6 +72,34 @@ def load_model(
         raise ValueError(
             f"policy.model={source!r} ({config.model_type}) is of a family that is not supported; {_CHOOSE}"
         )
+    return config
+
+
+def model_without_values(config: PretrainedConfig, dtype: str = "auto") -> PreTrainedModel:
+    """The model of a configuration on torch's meta device: its tensors have shapes and no values."""
+    kept = getattr(config, "dtype", None) or torch.float32
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(
+            config,
+            dtype=kept if dtype == "auto" else getattr(torch, dtype),
+            attn_implementation=ATTENTION_NAME,
+            trust_remote_code=False,
+        )
+
+
+def load_model(
+    source: str, dtype: str = "auto", quantization: str = "none", revision: str | None = None
+) -> PreTrainedModel:
+    """The model on the device that is torch's default, with ragged attention.
+
+    Raises:
+        ValueError: It cannot be had, needs what this machine lacks, or attends in a way that ragged attention does not.
+    """
+    device = torch.get_default_device()
+    if dtype == "float16" and device.type == "cpu":
+        raise ValueError("policy.dtype='float16' needs a GPU: choose float32 or bfloat16 on this machine")
+    options: dict[str, Any] = {"revision": revision or "main", "trust_remote_code": False}
+    config = load_config(source, revision)
     if quantization != "none":
         options["quantization_config"] = _quantization(quantization, dtype, config)
         options["device_map"] = {"": device}
@@ -134,11 +166,12 @@ def check_attention(model: PreTrainedModel, source: str) -> None:
             or does more to its scores than the output layer (capped, scaled). Or they are no numbers.
     """
     device = model.get_input_embeddings().weight.device
-    ids = torch.arange(_PROBE_TOKENS, device=device) % model.config.vocab_size
+    # Ordinary tokens and the first layers: over special ones and many layers, rounding alone makes large differences.
+    ids = torch.arange(1, _PROBE_TOKENS + 1, device=device) * model.config.vocab_size // (_PROBE_TOKENS + 2)
     rows = PackedRows.from_lengths([_PROBE_TOKENS], device)
     training = model.training
     model.eval()
-    with torch.no_grad():
+    with torch.no_grad(), _shortened(model):
         ours = run_ragged(model, ids, rows.position, rows)
         model.set_attn_implementation("eager")
         own = model.get_decoder()(input_ids=ids[None], use_cache=False).last_hidden_state[0]
@@ -159,6 +192,18 @@ def check_attention(model: PreTrainedModel, source: str) -> None:
             raise ValueError(
                 f"{kind} {what} in a way that is not supported: its {where} differ by {difference:.1%}; {_CHOOSE}"
             )
+
+
+@contextmanager
+def _shortened(model: PreTrainedModel) -> Iterator[None]:
+    """The model with its first layers only."""
+    decoder = model.get_decoder()
+    layers = decoder.layers
+    decoder.layers = layers[:_PROBE_LAYERS]
+    try:
+        yield
+    finally:
+        decoder.layers = layers
 
 
 def _difference(found: Tensor, expected: Tensor) -> float:

@@ -7,7 +7,6 @@ stopped). It uses transformers' public attention registry only, and knows nothin
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -20,10 +19,15 @@ from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
 ATTENTION_NAME = "gigpo_ragged"
-# Up to this share of rows with more than one new token, those attend by themselves.
+# Where rows are padded: up to this share of rows with more than one new token, those attend by themselves.
 FEW_LONG_FRAC = 0.25
-# On a CPU one more call of attention costs as much as this many products of numbers in it.
-CALL_PRODUCTS = 100_000
+# Where they are not, on a CPU: one more call costs as much as this many products of numbers in it (measured).
+CALL_PRODUCTS = 200_000
+
+
+def pads(device: torch.device) -> bool:
+    """Whether rows of unequal length attend in one padded call. On a CPU padding costs more than calls."""
+    return device.type != "cpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +58,16 @@ class PackedRows:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         """Causal attention inside each row. Tensors are [1, heads, T, head_dim]; returns [1, T, heads, head_dim]."""
-        if query.is_cuda:
+        if pads(query.device):
             # Padding stands at the end of a row, where a causal mask already hides it from every real token.
             out = _causal(self.pad(query), self.pad(key), self.pad(value), scale)
             return out[self.row, :, self.position][None]
-        # On a CPU padding costs more than calls.
         tokens = [rows * length for rows, length in self.runs]
         parts = zip(self.runs, query.split(tokens, 2), key.split(tokens, 2), value.split(tokens, 2), strict=True)
-        return _on_line(
-            [_causal(_by_rows(q, *run), _by_rows(k, *run), _by_rows(v, *run), scale) for run, q, k, v in parts]
-        )
+        outs = [
+            _on_line(_causal(_by_rows(q, *run), _by_rows(k, *run), _by_rows(v, *run), scale)) for run, q, k, v in parts
+        ]
+        return torch.cat(outs, 2).transpose(1, 2)
 
     def pad(self, x: Tensor) -> Tensor:
         """[1, heads, T, head_dim] → [rows, heads, longest, head_dim], zeros at the ends."""
@@ -78,16 +82,18 @@ def _by_rows(x: Tensor, rows: int, length: int) -> Tensor:
     return x if rows == 1 else x[0].unflatten(1, (rows, length)).transpose(0, 1)
 
 
-def _on_line(runs: Sequence[Tensor]) -> Tensor:
-    """Many [rows, heads, length, head_dim] → [1, T, heads, head_dim]."""
-    flat = [x if len(x) == 1 else x.transpose(0, 1).flatten(1, 2)[None] for x in runs]
-    return torch.cat(flat, 2).transpose(1, 2)
+def _on_line(x: Tensor) -> Tensor:
+    """[rows, heads, length, head_dim] → [1, heads, rows · length, head_dim]."""
+    return x if len(x) == 1 else x.transpose(0, 1).flatten(1, 2)[None]
 
 
 def _causal(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
     """[rows, heads, length, head_dim] → the same."""
-    grouped = query.shape[1] != key.shape[1]
-    return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=grouped)
+    shared = query.shape[1] // key.shape[1]
+    if shared > 1 and query.is_cuda and query.dtype == torch.float32:
+        # No fused kernel of a GPU takes shared heads in float32: copies of keys and values cost less than all scores.
+        key, value, shared = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1), 1
+    return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=shared > 1)
 
 
 class _Block(NamedTuple):
@@ -104,16 +110,28 @@ class _Block(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """Neighbouring rows of a cache with equally many new tokens, which attend together without padding the new ones.
+    """Neighbouring rows of a cache that attend together.
 
-    `shape`: (rows, new tokens of each); `keys`, `values`: what they hold in every layer, [rows, heads, longest,
-    head_dim]; `bias`: [rows, 1, new, longest], −∞ where a token must not look; None where it may look at all.
+    `shape`: (rows, most new tokens); `tokens`: how many are new; `places`: where those stand among rows · most, None
+    where all rows have equally many; `keys`, `values`: what the rows hold in every layer, [rows, heads, longest,
+    head_dim]; `bias`: [rows, 1, most, longest], −∞ where a token must not look; None where it may look at all.
     """
 
     shape: tuple[int, int]
+    tokens: int
+    places: Tensor | None
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
     bias: Tensor | None
+
+    def attend(self, layer: int, query: Tensor, scale: float | None) -> Tensor:
+        """[1, heads, tokens, head_dim] → the same."""
+        rows, new = self.shape
+        if self.places is not None:
+            padded = query.new_zeros(1, query.shape[1], rows * new, query.shape[3])
+            query = padded.index_copy_(2, self.places, query)
+        out = _on_line(_attend(_by_rows(query, rows, new), self.keys[layer], self.values[layer], self.bias, scale))
+        return out if self.places is None else out.index_select(2, self.places)
 
 
 class KVCache:
@@ -150,14 +168,14 @@ class KVCache:
             self.lengths[row] += count
         new = PackedRows.from_lengths(counts, device)
         self._row, self._position = new.row, before[new.row] + new.position
-        if self.keys.is_cuda:
+        if pads(device):
             self._blocks = self._make_blocks(counts, new.row)
         else:
             self._runs = self._make_runs(counts)
         return self._position
 
     def _make_blocks(self, counts: Sequence[int], row: Tensor) -> list[_Block]:
-        """On a GPU a call costs more than padding: one for all rows, or two."""
+        """All rows, or those with one new token and those with more."""
         long = [row for row, count in enumerate(counts) if count > 1]
         if not 0 < len(long) <= FEW_LONG_FRAC * len(counts):
             return [self._block(counts, None, None)]
@@ -176,30 +194,40 @@ class KVCache:
         return _Block(None if rows is None else torch.tensor(rows, device=device), tokens, packed, mask)
 
     def _make_runs(self, counts: Sequence[int]) -> list[_Run]:
-        """On a CPU padding costs more than a call, unless rows are short or alike."""
-        longest, most = max(self.lengths[: len(counts)]), max(counts)
+        """Each row, or neighbours that are short or alike."""
+        longest = max(self.lengths[: len(counts)])
         # Shifted to the left, this triangle hides what comes after each new token, wherever the row has got to.
-        triangle = torch.full((most, 2 * longest), -torch.inf, dtype=self.keys.dtype).triu_(longest + 1)
+        triangle = torch.full((max(counts), 2 * longest), -torch.inf, dtype=self.keys.dtype).triu_(longest + 1)
         runs: list[_Run] = []
         row = 0
         while row < len(counts):
             first, new, held = row, counts[row], self.lengths[row]
+            cost = new * held
             row += 1
-            while row < len(counts) and counts[row] == new:
-                gap = self.lengths[row] - held
-                if new * (gap * (row - first) if gap > 0 else -gap) > self._waste:
+            while new and row < len(counts) and counts[row]:
+                wider, longer = max(new, counts[row]), max(held, self.lengths[row])
+                together = (row + 1 - first) * wider * longer
+                if together - cost - counts[row] * self.lengths[row] > self._waste:
                     break
-                held, row = max(held, self.lengths[row]), row + 1
-            if not new:
-                continue
-            starts = [length - new for length in self.lengths[first:row]]
-            bias = None
-            if new > 1 or min(starts) < held - 1:
-                parts = [triangle[:new, longest - n : longest - n + held] for n in starts]
-                bias = parts[0] if len(parts) == 1 else torch.stack(parts)[:, None]
-            keys, values = (store[:, first:row, :, :held].unbind(0) for store in (self.keys, self.values))
-            runs.append(_Run((row - first, new), keys, values, bias))
+                new, held, cost, row = wider, longer, together, row + 1
+            if new:
+                runs.append(self._run(counts, slice(first, row), (new, held), triangle))
         return runs
+
+    def _run(self, counts: Sequence[int], rows: slice, most: tuple[int, int], triangle: Tensor) -> _Run:
+        new, held = most
+        own, lengths = counts[rows], self.lengths[rows]
+        places = None
+        if min(own) < new:
+            places = torch.tensor([place * new + i for place, count in enumerate(own) for i in range(count)])
+        bias = None
+        if new > 1 or min(lengths) < held:
+            middle = triangle.shape[1] // 2
+            starts = [middle + count - length for count, length in zip(own, lengths, strict=True)]
+            parts = [triangle[:new, start : start + held] for start in starts]
+            bias = parts[0] if len(parts) == 1 else torch.stack(parts)[:, None]
+        keys, values = self.keys[:, rows, :, :held].unbind(0), self.values[:, rows, :, :held].unbind(0)
+        return _Run((len(own), new), sum(own), places, keys, values, bias)
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Let row `target` start with the first `length` tokens of row `source`."""
@@ -214,13 +242,9 @@ class KVCache:
         keys[self._row, :, self._position] = key[0].transpose(0, 1).to(keys.dtype)
         values[self._row, :, self._position] = value[0].transpose(0, 1).to(values.dtype)
         if self._runs:
-            parts = zip(self._runs, query.split([math.prod(run.shape) for run in self._runs], 2), strict=True)
-            return _on_line(
-                [
-                    _attend(_by_rows(part, *run.shape), run.keys[layer], run.values[layer], run.bias, scale)
-                    for run, part in parts
-                ]
-            )
+            parts = query.split([run.tokens for run in self._runs], 2)
+            outs = [run.attend(layer, part, scale) for run, part in zip(self._runs, parts, strict=True)]
+            return torch.cat(outs, 2).transpose(1, 2)
         out = query.new_empty(query.transpose(1, 2).shape, dtype=keys.dtype)
         for block in self._blocks:
             packed, picked = block.packed, slice(block.packed.shape[0]) if block.rows is None else block.rows
@@ -232,9 +256,19 @@ class KVCache:
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
-    """[rows, heads, new, head_dim] → the same; keys and values are [rows, key heads, longest, head_dim]."""
-    grouped = query.shape[1] != key.shape[1]
-    return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale, enable_gqa=grouped)
+    """[rows, heads, new, head_dim] → the same; keys and values are [rows, key heads, longest, head_dim].
+
+    Heads that share their keys and values are laid behind each other as if they were further tokens: on a GPU no fused
+    kernel takes both shared heads and a mask.
+    """
+    shared, new = query.shape[1] // key.shape[1], query.shape[2]
+    if shared == 1:
+        return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+    if mask is not None and new > 1:
+        mask = mask.repeat(*[1] * (mask.dim() - 2), shared, 1)
+    folded = query.unflatten(1, (-1, shared)).flatten(2, 3)
+    out = scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scale)
+    return out.unflatten(2, (shared, new)).flatten(1, 2)
 
 
 def _attention(

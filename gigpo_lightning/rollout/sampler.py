@@ -30,6 +30,11 @@ class Sampler:
         self._options = options
         self._engine: ForeignEngine | None = None
 
+    @property
+    def is_foreign(self) -> bool:
+        """Whether another engine than the policy's own model samples."""
+        return self._options is not None
+
     def check(self, policy: BasePolicy) -> None:
         """Refuse what cannot work, before the policy is prepared.
 
@@ -57,7 +62,7 @@ class Sampler:
         """The rows as the policy rates them, still under the weights that sampled; None for its own engine.
 
         Args:
-            policy: The policy; rates in evaluation mode.
+            policy: In evaluation mode, under the precision of the update.
             figures: Where the `mismatch/*` figures go, and how long it took.
             store: The rollouts; for it and the others see `rescore`.
             rows: The rows that are trained on.
@@ -67,11 +72,8 @@ class Sampler:
         if self._engine is None or self._options is None:
             return None
         begin = time.perf_counter()
-        training = policy.training
-        policy.eval()
         cap = self._options.importance_cap
         found = rescore(store, rows, policy, temperature=temperature, max_tokens=max_tokens, cap=cap)
-        policy.train(training)
         figures.update(found.metrics)
         figures.update(self._engine.figures)
         figures["time/rescore_s"] = time.perf_counter() - begin

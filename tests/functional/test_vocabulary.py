@@ -165,7 +165,7 @@ def test_bfloat16_products_that_are_summed_in_float32(monkeypatch: pytest.Monkey
 
     leaves = inputs(9, dtype=torch.bfloat16)
     wanted = with_gradients(vocabulary_logprobs, leaves)
-    monkeypatch.setattr(vocabulary, "_sums_in_float32", lambda device: True)
+    monkeypatch.setattr(vocabulary, "sums_in_float32", lambda device: True)
     monkeypatch.setattr(torch, "mm", mm)
     found = with_gradients(vocabulary_logprobs, leaves)
     assert calls == [torch.float32] * 12  # four blocks, three products
