@@ -165,3 +165,43 @@ def test_the_common_beginning(a: list[int], b: list[int]) -> None:
     n = common_length(a, b)
     assert a[:n] == b[:n]
     assert a[: n + 1] != b[: n + 1] or n == min(len(a), len(b))
+
+
+@pytest.mark.parametrize("how", ["left", "asked anew", "follower asked anew"])
+def test_a_row_whose_example_goes_away_reads_by_itself(policy: ScratchPolicy, how: str) -> None:
+    """Before the first step, slot 1 only waits for what slot 0 is about to read."""
+    engine, ids, other = started(policy), prompt(40), prompt(30, seed=1)
+    ask(engine, 0, ids)
+    ask(engine, 1, ids)
+    if how == "left":
+        engine.leave(0)
+    elif how == "asked anew":
+        ask(engine, 0, other)
+    else:
+        ask(engine, 1, [*ids[:20], *other])
+    found = drain(engine)
+    check(policy, [*ids[:20], *other] if how == "follower asked anew" else ids, found[1])
+    if how != "left":
+        check(policy, other if how == "asked anew" else ids, found[0])
+
+
+def test_what_cannot_be_answered_is_refused(policy: ScratchPolicy) -> None:
+    engine = DecodingEngine(policy, 200)
+    with pytest.raises(ValueError, match="there are 0 conversations under way, as many as were begun"):
+        ask(engine, 0, [6, 7])
+    for slots, temperature in ((-1, 1.0), (1, -1.0), (1, float("nan"))):
+        with pytest.raises(ValueError, match="both must be at least 0"):
+            engine.begin(slots, temperature)
+    engine.begin(1, 1.0)
+    for ids, count in (([], 1), ([6] * 201, 1), ([6], 0)):
+        answer = Tokens(count)
+        answer.is_complete = count == 0
+        with pytest.raises(ValueError, match="there must be 1 to 200 tokens and something left to answer"):
+            engine.ask(0, ids, answer, np.random.default_rng(0))
+    ask(engine, 0, [6, 7])
+    with pytest.raises(ValueError, match="slot 1: there are 1 conversations under way"):
+        ask(engine, 1, [6, 7])
+    engine.leave(0)
+    engine.leave(0)  # nobody is there any more
+    ask(engine, 1, [6, 7])
+    assert list(drain(engine)) == [1]

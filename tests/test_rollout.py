@@ -210,3 +210,9 @@ def test_long_actions_get_the_room_that_they_need() -> None:
     # Two turns in a segment: 11 + 124, 8 for the world's answer and its markers, 60.
     for episode in play_wordy(203):
         assert [len(episode.turns), len(episode.segments)] == [6, 3]
+
+
+def test_a_process_may_have_nothing_to_play() -> None:
+    """As in an evaluation of fewer tasks than processes."""
+    collector = Collector(make_policy(), InProcessPool(BoxEnv), SegmentRule(max_tokens=200))
+    assert list(collector.run([], 1.0)) == []

@@ -61,6 +61,7 @@ def vocabulary_logprobs(
 
     Raises:
         ValueError: Shapes that do not fit, a token outside the vocabulary, a temperature or chunk that is not positive.
+        TypeError: Tokens that are not whole numbers.
     """
     _check(hidden, weight, token_ids, temperature, bias, chunk_tokens)
     kept = kept_bytes if torch.is_grad_enabled() else 0
@@ -254,6 +255,8 @@ def _check(
         raise ValueError(
             f"hidden: shape {tuple(hidden.shape)} with token_ids {tuple(token_ids.shape)}; expected [N, H] and [N]"
         )
+    if token_ids.is_floating_point() or token_ids.dtype == torch.bool:
+        raise TypeError(f"token_ids: {token_ids.dtype}; expected whole numbers")
     if weight.dim() != 2 or weight.shape[1] != hidden.shape[1]:
         raise ValueError(f"weight: shape {tuple(weight.shape)}, expected [V, {hidden.shape[1]}]")
     if bias is not None and bias.shape != weight.shape[:1]:

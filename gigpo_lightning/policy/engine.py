@@ -135,21 +135,29 @@ class DecodingEngine:
         self._cache: KVCache | None = None
         self._output: OutputLayer | None = None
         self._rows: list[_Row] = []  # the place in it is the row of the cache
-        self._temperature = 1.0
+        self._slots, self._temperature = 0, 1.0
         self.tokens = self.shared_tokens = 0
 
     def begin(self, slots: int, temperature: float) -> None:
+        if slots < 0 or not 0 <= temperature < float("inf"):
+            raise ValueError(f"slots={slots}, temperature={temperature}: both must be at least 0")
         if self._cache is None or len(self._cache.lengths) < slots:
             self._cache = self._policy.new_cache(slots, self._capacity)
         self._output = self._policy.output_layer()
-        self._temperature = temperature
+        self._slots, self._temperature = slots, temperature
         self._rows = []  # the weights have changed: nothing that was read still holds
         self.tokens = self.shared_tokens = 0
 
     def ask(self, slot: int, token_ids: Sequence[int], answer: Answer, random: np.random.Generator) -> None:
         ids = list(token_ids)
+        if not 0 < len(ids) <= self._capacity or answer.is_complete:
+            raise ValueError(
+                f"slot {slot}: {len(ids)} tokens and an answer that is {'' if answer.is_complete else 'not '}complete; "
+                f"there must be 1 to {self._capacity} tokens and something left to answer"
+            )
         place = self._place(slot)
         row = self._rows[place]
+        self._let_go(row)
         row.answer, row.random, row.said = answer, random, Said(slot)
         # The last token must be read again at least, as the first choice is made from its state.
         kept = min(common_length(row.cached, ids), len(ids) - 1)
@@ -190,10 +198,11 @@ class DecodingEngine:
         return [row.hand_over() for row in active if row.answer and row.answer.is_complete]
 
     def leave(self, slot: int) -> None:
-        assert self._cache is not None
         place = next((i for i, row in enumerate(self._rows) if row.slot == slot), None)
         if place is None:
             return
+        assert self._cache is not None
+        self._let_go(self._rows[place])
         last = self._rows.pop()
         if place < len(self._rows):  # the last row moves into the gap
             self._cache.copy(len(self._rows), place, len(last.cached))
@@ -210,8 +219,18 @@ class DecodingEngine:
         for place, row in enumerate(self._rows):
             if row.slot == slot:
                 return place
+        if len(self._rows) >= self._slots:
+            raise ValueError(f"slot {slot}: there are {self._slots} conversations under way, as many as were begun")
         self._rows.append(_Row(slot))
         return len(self._rows) - 1
+
+    def _let_go(self, row: _Row) -> None:
+        """What this row was about to read will not be there: who waits for it reads its own; as the row does itself."""
+        assert self._cache is not None
+        for place, other in enumerate(self._rows):
+            if other.follows is not None and (other is row or other.follows is row):
+                other.cached, other.pending, other.follows = [], other.cached + other.pending, None
+                self._cache.lengths[place] = 0
 
     def _find(self, row: _Row, ids: list[int], kept: int) -> tuple[_Row | None, int]:
         """The row that has read, or is about to read, most of the beginning of `ids`, and how much; or `kept`."""

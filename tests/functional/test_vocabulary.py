@@ -323,3 +323,6 @@ def test_refused(change: dict[str, Any], message: str) -> None:
     vocabulary_logprobs(**good)
     with pytest.raises(ValueError, match=message):
         vocabulary_logprobs(**{**good, **change})
+    for dtype in (torch.float32, torch.bool):
+        with pytest.raises(TypeError, match=f"token_ids: {dtype}; expected whole numbers"):
+            vocabulary_logprobs(**{**good, "token_ids": torch.tensor([0, 1], dtype=dtype)})
