@@ -149,7 +149,7 @@ def _millions(count: int) -> str:
 
 
 def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", width=_WIDTH if len(columns) == 3 else None)
+    table = Table(title=title, title_justify="left", width=_width() if len(columns) == 3 else None)
     for number, column in enumerate(columns):
         table.add_column(column, justify="left" if number == 0 or column == "of what" else "right", overflow="fold")
     return table
@@ -157,3 +157,8 @@ def _table(title: str, *columns: str) -> Table:
 
 def _console() -> Console:
     return Console(width=None if sys.stdout.isatty() else _WIDTH)
+
+
+def _width() -> int:
+    """Columns of a wide table: a terminal may have fewer."""
+    return min(_WIDTH, _console().width)

@@ -16,24 +16,36 @@ WARNINGS = (
     r"Found \d+ module\(s\) in eval mode at the start of training",
     # The module's figures are over all processes when it logs them.
     r"It is recommended to use `self\.log\('(loss|time|val|test)/",
+    # Transformers' own names for gradient checkpointing are about to change; we go with its present ones.
+    r"`(is_gradient_checkpointing|gradient_checkpointing_enable)` is deprecated",
     # TensorBoardViews logs once an iteration, whatever log_every_n_steps is.
     r"The number of training batches \(\d+\) is smaller than the logging interval",
 )
-ADVERTISEMENT = "💡 Tip:"  # for Lightning's paid services
+# Beginnings of log records, by logger: Lightning's paid services; kernels that bitsandbytes would like for 4 bit on a
+# CPU, said at every start, 4 bit or not.
+RECORDS = {
+    "lightning.pytorch.utilities.rank_zero": "💡 Tip:",
+    "bitsandbytes.backends.cpu.ops": "Failed to load CPU gemm_4bit_forward",
+}
 
 
-class NoAdvertisement(logging.Filter):
-    """Drops records that advertise."""
+class Without(logging.Filter):
+    """Drops records that begin with a text."""
+
+    def __init__(self, beginning: str):
+        super().__init__()
+        self._beginning = beginning
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the record is kept."""
-        return not record.getMessage().startswith(ADVERTISEMENT)
+        return not record.getMessage().startswith(self._beginning)
 
 
 def quieten() -> None:
     """Drop these messages from now on, in this process."""
     for message in WARNINGS:
         warnings.filterwarnings("ignore", message=message)
-    logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
-    if not any(isinstance(known, NoAdvertisement) for known in logger.filters):
-        logger.addFilter(NoAdvertisement())
+    for name, beginning in RECORDS.items():
+        logger = logging.getLogger(name)
+        if not any(isinstance(known, Without) for known in logger.filters):
+            logger.addFilter(Without(beginning))

@@ -27,7 +27,7 @@ from gigpo_lightning.envs.base import Task
 from tests.alfworld_problems import GOALS, random_game
 
 pytestmark = pytest.mark.skipif(
-    not is_available(), reason="the stock engine is not installed: pip install 'gigpo_lightning[textworld]'"
+    not is_available(), reason="the stock engine is not installed: pip install -c constraints.txt '.[textworld]'"
 )
 SIZES = (3, 5, 8, 12, 18, 30)
 SLOW_STEPS = int(os.environ.get("ALFWORLD_LOCKSTEP_STEPS", "20000"))

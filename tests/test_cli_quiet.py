@@ -16,6 +16,7 @@ OF_NO_USE = (
     "Your `IterableDataset` has `__len__` defined. In combination with multi-process data loading",
     "The 'val_dataloader' does not have many workers which may be a bottleneck. Consider increasing the value",
     "Found 47 module(s) in eval mode at the start of training. This may lead to unexpected behavior during training.",
+    "`is_gradient_checkpointing` is deprecated and will be removed in v6. Use `is_activation_checkpointing` instead.",
     "The number of training batches (8) is smaller than the logging interval Trainer(log_every_n_steps=50).",
 )
 OF_USE = ("Your `IterableDataset` is empty", "The number of training batches is 0", "The loss is deprecated")
@@ -28,6 +29,15 @@ def test_the_named_warnings_are_dropped_and_all_others_shown() -> None:
         for message in (*OF_NO_USE, *OF_USE):
             warnings.warn(message, UserWarning, stacklevel=1)
     assert [str(warning.message) for warning in shown] == list(OF_USE)
+
+
+def test_kernels_that_nobody_asked_for_are_not_missed(caplog: pytest.LogCaptureFixture) -> None:
+    logger = logging.getLogger("bitsandbytes.backends.cpu.ops")
+    with warnings.catch_warnings(), caplog.at_level(logging.INFO, logger=logger.name):
+        quieten()
+        logger.warning("Failed to load CPU gemm_4bit_forward from %s: %s", "somewhere", "No module named 'kernels'")
+        logger.warning("Something else")
+    assert caplog.messages == ["Something else"]
 
 
 def test_advertisements_are_dropped_and_other_information_shown(caplog: pytest.LogCaptureFixture) -> None:

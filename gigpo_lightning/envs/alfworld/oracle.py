@@ -20,7 +20,7 @@ from gigpo_lightning.envs.alfworld.text import TASK_PREFIX
 
 _MISSING = (
     "engine: textworld needs textworld, alfworld and fast-downward, which are not installed: "
-    "pip install 'gigpo_lightning[textworld]' (builds from source, needs a C++ compiler, Python 3.12 at most), "
+    "pip install -c constraints.txt '.[textworld]' (builds from source, needs a C++ compiler, Python 3.12 at most), "
     "or use engine: native"
 )
 # How the wording of older data differs from the grammar of alfworld 0.4.

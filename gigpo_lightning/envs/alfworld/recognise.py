@@ -18,7 +18,7 @@ from gigpo_lightning.envs.alfworld.text import TASK_PREFIX
 
 DOMAIN_MARKER = "alfred-text-domain/0.4"
 GRAMMAR_MARKER = "alfred-text-grammar/0.4"
-REFUSAL = "use engine: textworld (pip install 'gigpo_lightning[textworld]')"
+REFUSAL = "use engine: textworld (pip install -c constraints.txt '.[textworld]')"
 
 _BLOCK = re.compile(r'\s*(?:#[^\n]*\n\s*)*(?:grammar\s*::\s*"""(.*?)"""\s*;|action\s+([\w/-]+)\s*\{)', re.DOTALL)
 _FIELD = re.compile(r'\s*(?:(?:pddl|grammar)\s*::\s*"""(.*?)"""|(template|feedback)\s*::\s*"([^"]*)")\s*;', re.DOTALL)
