@@ -529,7 +529,7 @@ DOMAIN = "(define (domain alfred) (:types agent) (:action look :parameters () :p
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"pddl_domain": DOMAIN}, r"unknown ':types' action.*engine: textworld.*gigpo_lightning\[textworld\]"),
+        ({"pddl_domain": DOMAIN}, r"unknown ':types' action.*engine: textworld.*'\.\[textworld\]'"),
         ({"pddl_domain": "(define"}, "left open"),
         ({"grammar": 'grammar :: """ {"intro": [{"rhs": "hi"}]} """;'}, "no action '.*engine: textworld"),
         ({"grammar": "once upon a time"}, "malformed at 'once upon"),
