@@ -89,9 +89,10 @@ class LearningCurve(Callback):
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Add a point."""
         rows: list[dict[str, Any]] = getattr(pl_module, "results", [])
-        if trainer.state.fn != TrainerFn.FITTING or not rows:
-            return
         data = rollouts(trainer, self)
+        again = trainer.sanity_checking and data.iteration > 0  # the check that begins a resumed run
+        if trainer.state.fn != TrainerFn.FITTING or again or not rows:
+            return
         assert self._steps is not None
         stage = data.controls.stage
         self.points.append(

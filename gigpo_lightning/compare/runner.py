@@ -132,7 +132,7 @@ class Runner:
         )
         mean_s = sum(self._durations_s) / len(self._durations_s)
         left_s = mean_s * (waiting / self.jobs + 0.5 * bool(self._children))
-        left = f"; about {left_s / 60:.0f} min left" if waiting or self._children else ""
+        left = f"; about {max(1, round(left_s / 60))} min left" if waiting or self._children else ""
         self.say(f"{count} {content['variant']} seed {content['seed']}: {success}; {seconds / 60:.1f} min{left}")
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
