@@ -180,7 +180,8 @@ def test_the_page_shows_commands_variants_and_columns_that_are_there(tmp_path: P
     (line,) = [line for line in text.splitlines() if line.startswith("python -m gigpo_lightning compare")]
     options = parse(shlex.split(line)[4:])
     assert collect(options.algorithms, options.variants) and options.budget == Budget(env_steps=300_000)
-    (tmp_path / "v.yaml").write_text(text.split("```\n")[3], encoding="utf-8")
+    (variants,) = re.findall(r"^```\n(half:.*?)^```", text, re.MULTILINE | re.DOTALL)
+    (tmp_path / "v.yaml").write_text(variants, encoding="utf-8")
     half, short = read_variants(tmp_path / "v.yaml")
     assert (half.label, short.options) == ("λ = 0.5", ("--data.members=4",)) and half.callbacks["AnchorLibrary"] is None
     (shipped,) = re.findall(r"among the shipped ones:\n\s*(.*?)\. Several", text)
