@@ -177,11 +177,11 @@ class RolloutDataModule(pl.LightningDataModule):
     def setup(self, stage: str) -> None:
         self.player.sampler.check(self.policy)
 
-    def play(self, jobs: list[EpisodeJob], temperature: float) -> list[Episode]:
-        """Play the jobs with the present policy; episodes in the order of the jobs."""
+    def play(self, jobs: list[EpisodeJob], temperature: float) -> Iterator[Episode]:
+        """Play the jobs with the present policy, which acts until all are asked for; episodes in order of the jobs."""
         assert self.trainer is not None
         with acting(self.policy, self.trainer.precision_plugin) as policy:
-            return self.player.play(policy, jobs, temperature)
+            yield from self.player.play(policy, jobs, temperature)
 
     def _rescore(self, store: RolloutStore, rows: np.ndarray, temperature: float, max_tokens: int) -> Rescored | None:
         """What the policy says of rows that another engine sampled, as it acted."""
@@ -204,9 +204,10 @@ class RolloutDataModule(pl.LightningDataModule):
             self.stage_tasks,
             self.play,
             lambda: self.player.stats,
-            self.credit_rule,
+            partial(self.credit_rule.credit, lam=self.controls.lam),
             rollout_path(folder, iteration, rank, self.keep_rollouts),
         )
+        self.report.metrics["credit/lambda"] = self.credit_rule.share(self.controls.lam)
         yield from minibatches_of(
             store,
             passes=self.passes,
