@@ -9,6 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ import torch
 from gigpo_lightning.batch import MicroBatch, Minibatch, cut_by_tokens
 from gigpo_lightning.curriculum import Stage
 from gigpo_lightning.envs.base import TaskSet
-from gigpo_lightning.rollout.collection import CreditRule, make_report
+from gigpo_lightning.rollout.collection import make_report
 from gigpo_lightning.rollout.collector import CollectorStats, EpisodeJob
+from gigpo_lightning.rollout.crediting import Crediting
 from gigpo_lightning.rollout.plan import GroupJob, plan_iteration, plan_rows
 from gigpo_lightning.rollout.report import RolloutReport
 from gigpo_lightning.rollout.rescore import Rescore, no_rescore
@@ -62,7 +64,7 @@ def run_iteration(
     stage_tasks: Callable[[Stage], TaskSet],
     play: Play,
     stats: Callable[[], CollectorStats],
-    rule: CreditRule,
+    crediting: Crediting,
     path: Path,
 ) -> tuple[RolloutStore, RolloutReport]:
     """Play the groups of an iteration, credit them, write them to `path` and report."""
@@ -81,7 +83,8 @@ def run_iteration(
     clock.lap("tasks")
     groups = play_groups(jobs, play, controls.temperature)
     clock.lap("play")
-    credit = rule.credit(groups, controls.lam)
+    with crediting.of_iteration(spec.iteration) as credit_groups:
+        credit = credit_groups(groups, controls.lam)
     clock.lap("credit")
     names = [job.stage for job in jobs]
     report = make_report(groups, names, credit, spec.transcripts)
@@ -92,7 +95,9 @@ def run_iteration(
     store = RolloutStore(path)
     clock.lap("store")
     figures = _over_processes(_figures(clock.laps, stats(), len(groups) * spec.members), spec.world)
-    report.settle({**figures, "credit/lambda": rule.share(controls.lam)})
+    report.settle({**figures, "credit/lambda": crediting.rule.share(controls.lam)})
+    density = report.metrics["anchors/density"]
+    report.metrics.update(crediting.end_iteration(density, partial(_gathered, world=spec.world)))
     return store, report
 
 
@@ -195,7 +200,7 @@ def _over_processes(figures: dict[str, float], world: int) -> dict[str, float]:
     return {n: sum(v) if n.endswith(("_per_s", "_errors")) else max(v) for n, v in values.items()}
 
 
-def _gathered(own: dict[str, float], world: int) -> list[dict[str, float]]:
+def _gathered(own: Any, world: int) -> list[Any]:
     """The values of all processes, in order of rank."""
     if world == 1:
         return [own]
