@@ -1,13 +1,13 @@
 """Credit: groups of episodes in, one advantage per turn out.
 
-Lays the turns flat, lets a detector form the step groups and an estimator compute the advantages; both are chosen by
-name. Knows nothing of tokens: the loss spreads a turn's advantage over that turn's own tokens.
+Lays the turns flat, lets a detector form the step groups and an estimator, chosen by name, compute the advantages.
+Knows nothing of tokens: the loss spreads a turn's advantage over that turn's own tokens.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -15,13 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gigpo_lightning.detectors.base import Detector, Embed, TurnTable
+from gigpo_lightning.detectors.named import make_detector
 from gigpo_lightning.functional.advantages import GigpoCredit, gigpo
-from gigpo_lightning.functional.anchors import group_exact
 from gigpo_lightning.trajectory import EndReason, Group, Turn
 
 _Entry = TypeVar("_Entry")
-
-Detector = Callable[[Sequence[Hashable], Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +83,8 @@ def credit_groups(
     format_penalty: float = 0.0,
     penalty_in_returns: bool = False,
     detector: str | Detector = "exact",
+    iteration: int = 0,
+    embed: Embed | None = None,
 ) -> Credit:
     """One advantage per turn.
 
@@ -98,19 +99,25 @@ def credit_groups(
         invalid_penalty: What an invalid action costs, ≥ 0, subtracted from the scores of its own turn.
         format_penalty: What an answer that breaks its format costs, ≥ 0, in the same way; a turn may cost both.
         penalty_in_returns: Subtract them from the turn's reward instead, so that they enter both returns.
-        detector: Name of the detector that forms step groups, or a function (keys, group_ids) -> step_group_ids.
+        detector: What forms the step groups, or its short name.
+        iteration: For detectors that ask.
+        embed: Embeddings of texts, for detectors that ask.
 
     Raises:
         ValueError: An unknown name, a number outside its range, no turns, a missing reward (NaN), or an episode that
             ended in an environment error: such an episode must be replaced, not credited.
     """
     compute = _pick("estimator", estimator, ESTIMATORS)
-    detect = _pick("detector", detector, DETECTORS) if isinstance(detector, str) else detector
+    detector = make_detector("detector", detector)
     for name, penalty in (("invalid_penalty", invalid_penalty), ("format_penalty", format_penalty)):
         if not 0.0 <= penalty < float("inf"):
             raise ValueError(f"{name}: {penalty} is not a number >= 0; 0 is off, 0.1 the usual value")
+    table = _table(groups, iteration, embed)
     records = _lay_flat(
-        groups, detect, lambda t: invalid_penalty * (not t.valid) + format_penalty * (not t.well_formed)
+        groups,
+        table,
+        _checked(detector, table),
+        lambda t: invalid_penalty * (not t.valid) + format_penalty * (not t.well_formed),
     )
     if penalty_in_returns:
         rewards, none = records.rewards - records.penalties, torch.zeros_like(records.penalties)
@@ -153,32 +160,60 @@ def _step(records: Records, options: CreditOptions) -> GigpoCredit:
     return _gigpo(records, options._replace(lam=0.0, combine="convex"))
 
 
-# An estimator or detector of one's own is one more entry.
+# An estimator of one's own is one more entry.
 ESTIMATORS: dict[str, Estimator] = {"gigpo": _gigpo, "grpo": _grpo, "step": _step}
-DETECTORS: dict[str, Detector] = {"exact": group_exact}
 
 
-def _lay_flat(groups: Sequence[Group], detect: Detector, penalty: Callable[[Turn], float]) -> Records:
-    episodes = [(g, episode) for g, group in enumerate(groups) for episode in group.episodes]
-    failed = [episode for _, episode in episodes if episode.end is EndReason.ERROR]
+def _table(groups: Sequence[Group], iteration: int, embed: Embed | None) -> TurnTable:
+    """What a detector sees of the groups."""
+    failed = [episode for group in groups for episode in group.episodes if episode.end is EndReason.ERROR]
     if failed:
         raise ValueError(
             f"groups: an episode of task {failed[0].task_id} ended in an environment error; replace it before credit"
         )
-    turns = [turn for _, episode in episodes for turn in episode.turns]
-    if not turns:
+    episodes = [(g, group, episode) for g, group in enumerate(groups) for episode in group.episodes]
+    lengths = [len(episode.turns) for _, _, episode in episodes]
+    if not sum(lengths):
         raise ValueError("groups: there is no turn to credit; collect at least one episode")
-    lengths = np.array([len(episode.turns) for _, episode in episodes])
-    episode_ids = np.repeat(np.arange(len(episodes)), lengths)
+    return TurnTable(
+        turns=[turn for _, _, episode in episodes for turn in episode.turns],
+        group_ids=torch.from_numpy(np.repeat([g for g, _, _ in episodes], lengths)),
+        task_ids=[group.task_id for _, group, episode in episodes for _ in episode.turns],
+        instructions=[episode.instruction for _, _, episode in episodes for _ in episode.turns],
+        iteration=iteration,
+        embed=embed,
+    )
+
+
+def _checked(detector: Detector, table: TurnTable) -> Tensor:
+    """The detector's step groups; it may be the user's own."""
+    found, group_ids = detector.detect(table), table.group_ids
+    name = type(detector).__name__
+    if found.shape != group_ids.shape or found.dtype != torch.int64 or int(found.min()) < 0:
+        raise ValueError(
+            f"detector: {name}.detect gave {found.dtype} of shape {list(found.shape)}; it must give one int64 ≥ 0 for "
+            f"each of {len(group_ids)} turns"
+        )
+    owner = torch.zeros(int(found.max()) + 1, dtype=torch.int64)
+    owner[found] = group_ids
+    if not torch.equal(owner[found], group_ids):
+        raise ValueError(f"detector: {name}.detect put turns of two task groups into one step group")
+    return found
+
+
+def _lay_flat(
+    groups: Sequence[Group], table: TurnTable, step_group_ids: Tensor, penalty: Callable[[Turn], float]
+) -> Records:
+    lengths = np.array([len(episode.turns) for group in groups for episode in group.episodes])
+    episode_ids = np.repeat(np.arange(len(lengths)), lengths)
     starts = np.cumsum(lengths) - lengths
-    group_ids = torch.from_numpy(np.array([g for g, _ in episodes])[episode_ids])
     return Records(
-        rewards=torch.tensor([_reward(turn.reward) for turn in turns], dtype=torch.float64),
-        penalties=torch.tensor([penalty(turn) for turn in turns], dtype=torch.float64),
+        rewards=torch.tensor([_reward(turn.reward) for turn in table.turns], dtype=torch.float64),
+        penalties=torch.tensor([penalty(turn) for turn in table.turns], dtype=torch.float64),
         episode_ids=torch.from_numpy(episode_ids),
-        step_index=torch.from_numpy(np.arange(len(turns)) - starts[episode_ids]),
-        group_ids=group_ids,
-        step_group_ids=detect([turn.anchor for turn in turns], group_ids),
+        step_index=torch.from_numpy(np.arange(len(episode_ids)) - starts[episode_ids]),
+        group_ids=table.group_ids,
+        step_group_ids=step_group_ids,
     )
 
 
@@ -191,7 +226,8 @@ def _reward(reward: float | None) -> float:
 def credit_figures(sums: Mapping[str, float]) -> dict[str, float]:
     """What the added-up `Credit.sums` of an iteration come to; every share of nothing is 0.
 
-    `density` (distinct states that recur ÷ distinct states), `coverage` (turns in step groups of at least two ÷ turns),
+    `density` (states that recur ÷ states; a state is what the detector takes for one, a step group, and recurs with two
+    turns), `coverage` (turns in step groups of at least two ÷ turns),
     `zero_spread_groups` and `zero_spread_step_groups` (share, among those of at least two members, that teach nothing),
     `episode_advantage_std` and `step_advantage_std` over the turns.
     """

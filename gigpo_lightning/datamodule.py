@@ -7,6 +7,7 @@ episode is the collector's, what a turn deserves is `credit`'s, and the loss is 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from gigpo_lightning.policy.engine_options import EngineOptions
 from gigpo_lightning.rollout.collection import CreditRule
 from gigpo_lightning.rollout.collector import EpisodeJob
 from gigpo_lightning.rollout.context import SegmentRule
+from gigpo_lightning.rollout.crediting import Crediting
 from gigpo_lightning.rollout.evaluation import EvaluationBatch, EvaluationRule, Place, plan
 from gigpo_lightning.rollout.iteration import Controls, IterationSpec, minibatches_of, rollout_path, run_iteration
 from gigpo_lightning.rollout.loaders import Evaluations, Iterations
@@ -104,19 +106,17 @@ class RolloutDataModule(pl.LightningDataModule):
         seed: int = 0,
     ):
         super().__init__()
-        check_counts(1, groups=groups, passes=passes, minibatches=minibatches, rows=rows, keep_rollouts=keep_rollouts)
-        check_counts(
-            1, max_tokens_per_batch=max_tokens_per_batch, max_action_tokens=max_action_tokens, max_turns=max_turns
-        )
+        check_counts(1, groups=groups, passes=passes, minibatches=minibatches, max_turns=max_turns, rows=rows)
+        check_counts(1, max_tokens_per_batch=max_tokens_per_batch, max_action_tokens=max_action_tokens)
+        check_counts(1, keep_rollouts=keep_rollouts)
         check_counts(0, max_env_errors=max_env_errors, env_workers=env_workers, transcripts=transcripts, seed=seed)
         check_sampling(members, lam, credit, temperature, entropy_coef, env_deadline_s)
-        self.tasks = tasks
-        self.groups, self.members, self.transcripts = groups, members, transcripts
-        self.passes, self.minibatches = passes, minibatches
+        self.tasks, self.transcripts = tasks, transcripts
+        self.groups, self.members, self.passes, self.minibatches = groups, members, passes, minibatches
         self.max_tokens_per_batch, self.skip_zero_advantage = max_tokens_per_batch, skip_zero_advantage
-        self.credit_rule, self.segment_rule, self.evaluation = credit, segments, evaluation
-        self.max_turns, self.rows, self.constrain = max_turns, rows, constrain
-        self.max_action_tokens = max_action_tokens
+        self.crediting = Crediting(credit, self._acting, max_tokens_per_batch)
+        self.segment_rule, self.evaluation, self.max_turns = segments, evaluation, max_turns
+        self.rows, self.constrain, self.max_action_tokens = rows, constrain, max_action_tokens
         self.rollout_dir, self.keep_rollouts, self.seed = rollout_dir, keep_rollouts, seed
         self.given = {"lam": lam, "temperature": temperature, "entropy_coef": entropy_coef}
         self.controls = Controls()
@@ -134,7 +134,7 @@ class RolloutDataModule(pl.LightningDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         stage = self.controls.stage.name if self.controls.stage else None
-        return {"iteration": self.iteration, "seed": self.seed, "stage": stage}
+        return {"iteration": self.iteration, "seed": self.seed, "stage": stage, "credit": self.crediting.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         fitting = self.trainer is None or self.trainer.state.fn == TrainerFn.FITTING
@@ -145,6 +145,7 @@ class RolloutDataModule(pl.LightningDataModule):
             )
         self.iteration = int(state_dict["iteration"])
         self._reached = state_dict["stage"]
+        self.crediting.load_state_dict(state_dict["credit"])
 
     # -- tasks ---------------------------------------------------------------------------------------------------------
 
@@ -177,16 +178,19 @@ class RolloutDataModule(pl.LightningDataModule):
     def setup(self, stage: str) -> None:
         self.player.sampler.check(self.policy)
 
+    def _acting(self) -> AbstractContextManager[BasePolicy]:
+        """The policy as it plays; all processes must enter."""
+        assert self.trainer is not None
+        return acting(self.policy, self.trainer.precision_plugin)
+
     def play(self, jobs: list[EpisodeJob], temperature: float) -> Iterator[Episode]:
         """Play the jobs with the present policy, which acts until all are asked for; episodes in order of the jobs."""
-        assert self.trainer is not None
-        with acting(self.policy, self.trainer.precision_plugin) as policy:
+        with self._acting() as policy:
             yield from self.player.play(policy, jobs, temperature)
 
     def _rescore(self, store: RolloutStore, rows: np.ndarray, temperature: float, max_tokens: int) -> Rescored | None:
         """What the policy says of rows that another engine sampled, as it acted."""
-        assert self.trainer is not None
-        with acting(self.policy, self.trainer.precision_plugin) as policy:
+        with self._acting() as policy:
             return self.player.sampler.rescore(policy, self.report.metrics, store, rows, temperature, max_tokens)
 
     def collect(self) -> Iterator[Minibatch]:
@@ -204,10 +208,9 @@ class RolloutDataModule(pl.LightningDataModule):
             self.stage_tasks,
             self.play,
             lambda: self.player.stats,
-            partial(self.credit_rule.credit, lam=self.controls.lam),
+            self.crediting,
             rollout_path(folder, iteration, rank, self.keep_rollouts),
         )
-        self.report.metrics["credit/lambda"] = self.credit_rule.share(self.controls.lam)
         yield from minibatches_of(
             store,
             passes=self.passes,

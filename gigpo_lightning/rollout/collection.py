@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from gigpo_lightning.credit import Credit, credit_groups
+from gigpo_lightning.detectors.base import Detector, Embed
+from gigpo_lightning.detectors.named import make_detector
 from gigpo_lightning.rollout.report import RolloutReport
 from gigpo_lightning.rollout.transcript import credit_notes, transcript
 from gigpo_lightning.trajectory import EndReason, Episode, Group, Turn
@@ -31,6 +33,9 @@ class CreditRule:
         invalid_penalty: What an invalid action costs its own turn.
         format_penalty: What an answer that breaks its format costs its own turn; an invalid action in it costs both.
         penalty_in_returns: Whether they enter the returns, too.
+        detector: Which turns of a group left the same state: `exact`, `window`, `similarity`, `embedding`, or a class
+            with options: ExactDetector, WindowDetector, SimilarityDetector, EmbeddingDetector, ManualDetector,
+            HybridDetector, or one of your own.
     """
 
     estimator: str = "gigpo"
@@ -42,6 +47,7 @@ class CreditRule:
     invalid_penalty: float = 0.1
     format_penalty: float = 0.0
     penalty_in_returns: bool = False
+    detector: Detector | str = "exact"
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.omega < float("inf"):
@@ -49,8 +55,9 @@ class CreditRule:
         turn = Turn("", "", 0.0, "", valid=True, admissible=True, tokens=1)
         smallest = [Group("", "", (Episode("", "", (turn,), (), EndReason.TERMINATED, won=True),))]
         try:  # credit checks its own options: one turn shows a bad one before anything is played
+            make_detector("detector", self.detector)
             for estimator in (self.estimator, "gigpo"):  # gigpo reads all options
-                self._credit(smallest, 1.0, estimator)
+                self._credit(smallest, 1.0, estimator, "exact")  # the detector itself must not remember this
         except ValueError as error:
             raise ValueError(f"data.credit.{error}") from None
 
@@ -65,11 +72,27 @@ class CreditRule:
             return 1.0 if self.estimator == "grpo" else 0.0
         return lam if self.combine == "convex" else 1.0 / (1.0 + self.omega)
 
-    def credit(self, groups: Sequence[Group], lam: float) -> Credit:
-        """One advantage per turn of these groups, at the present λ."""
-        return self._credit(groups, lam, self.estimator)
+    def credit(
+        self,
+        groups: Sequence[Group],
+        lam: float,
+        *,
+        detector: Detector | None = None,
+        iteration: int = 0,
+        embed: Embed | None = None,
+    ) -> Credit:
+        """One advantage per turn of these groups, at the present λ; `detector` is the rule's one with its memory."""
+        return self._credit(groups, lam, self.estimator, detector or self.detector, iteration, embed)
 
-    def _credit(self, groups: Sequence[Group], lam: float, estimator: str) -> Credit:
+    def _credit(
+        self,
+        groups: Sequence[Group],
+        lam: float,
+        estimator: str,
+        detector: Detector | str,
+        iteration: int = 0,
+        embed: Embed | None = None,
+    ) -> Credit:
         return credit_groups(
             groups,
             estimator=estimator,
@@ -81,6 +104,9 @@ class CreditRule:
             invalid_penalty=self.invalid_penalty,
             format_penalty=self.format_penalty,
             penalty_in_returns=self.penalty_in_returns,
+            detector=detector,
+            iteration=iteration,
+            embed=embed,
         )
 
 

@@ -10,6 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,11 @@ import numpy as np
 import torch
 
 from gigpo_lightning.batch import MicroBatch, Minibatch, cut_by_tokens
-from gigpo_lightning.credit import Credit
 from gigpo_lightning.curriculum import Stage
 from gigpo_lightning.envs.base import TaskSet
 from gigpo_lightning.rollout.collection import add_to_report
 from gigpo_lightning.rollout.collector import CollectorStats, EpisodeJob
+from gigpo_lightning.rollout.crediting import Crediting
 from gigpo_lightning.rollout.plan import GroupJob, plan_iteration, plan_rows
 from gigpo_lightning.rollout.report import RolloutReport
 from gigpo_lightning.rollout.rescore import Rescore, no_rescore
@@ -61,9 +62,6 @@ class IterationSpec:
 
 Play = Callable[[list[EpisodeJob], float], Iterable[Episode]]
 """From jobs and a temperature: their episodes, in order."""
-CreditGroups = Callable[[Sequence[Group]], Credit]
-"""Called once for every part of an iteration, in order. Values of a critic, and what a detector must remember within an
-iteration, are its own."""
 
 
 def run_iteration(
@@ -73,7 +71,7 @@ def run_iteration(
     stage_tasks: Callable[[Stage], TaskSet],
     play: Play,
     stats: Callable[[], CollectorStats],
-    credit_groups: CreditGroups,
+    crediting: Crediting,
     path: Path,
 ) -> tuple[RolloutStore, RolloutReport]:
     """Play the groups of an iteration, credit them, write them to `path` and report.
@@ -85,7 +83,7 @@ def run_iteration(
         stage_tasks: The tasks of a stage.
         play: Plays episodes.
         stats: What they cost.
-        credit_groups: Credits some of the groups; no group's credit may depend on another group.
+        crediting: Credits the groups, some at a time.
         path: The file to write.
     """
     clock = _Clock()
@@ -105,10 +103,10 @@ def run_iteration(
     groups = played_groups(jobs, play([member for job in jobs for member in job.members], controls.temperature))
     stages = (job.stage for job in jobs)
     step_groups = 0
-    with RolloutWriter(path) as writer:
+    with RolloutWriter(path) as writer, crediting.of_iteration(spec.iteration) as credit_groups:
         while part := list(islice(groups, max(1, spec.credited_episodes // spec.members))):
             clock.lap("play")
-            credit = credit_groups(part)
+            credit = credit_groups(part, controls.lam)
             credit = replace(credit, step_group_ids=credit.step_group_ids + step_groups)  # unique in the file
             step_groups += len(credit.step_group_sizes)
             clock.lap("credit")
@@ -125,7 +123,10 @@ def run_iteration(
     _sum_over_processes(report, spec.world)
     clock.lap("report")
     figures = _figures(clock.laps, stats(), len(jobs) * spec.members)
-    report.settle(_over_processes(figures, spec.world))
+    figures = _over_processes(figures, spec.world)
+    report.settle({**figures, "credit/lambda": crediting.rule.share(controls.lam)})
+    density = report.metrics["anchors/density"]
+    report.metrics.update(crediting.end_iteration(density, partial(_gathered, world=spec.world)))
     return store, report
 
 
@@ -232,7 +233,7 @@ def _over_processes(figures: dict[str, float], world: int) -> dict[str, float]:
     return {n: sum(v) if n.endswith(("_per_s", "_errors")) else max(v) for n, v in values.items()}
 
 
-def _gathered(own: dict[str, float], world: int) -> list[dict[str, float]]:
+def _gathered(own: Any, world: int) -> list[Any]:
     """The values of all processes, in order of rank."""
     if world == 1:
         return [own]
