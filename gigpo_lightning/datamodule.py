@@ -7,6 +7,7 @@ episode is the collector's, what a turn deserves is `credit`'s, and the loss is 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from gigpo_lightning.rollout.report import RolloutReport
 from gigpo_lightning.rollout.rescore import Rescored, no_rescore
 from gigpo_lightning.rollout.sampler import Sampler
 from gigpo_lightning.rollout.store import RolloutStore
+from gigpo_lightning.rollout.values import rate
 from gigpo_lightning.trajectory import Episode
 
 # Frozen, so that all datamodules may share them as defaults.
@@ -119,15 +121,14 @@ class RolloutDataModule(pl.LightningDataModule):
         self.max_action_tokens = max_action_tokens
         self.rollout_dir, self.keep_rollouts, self.seed = rollout_dir, keep_rollouts, seed
         self.given = {"lam": lam, "temperature": temperature, "entropy_coef": entropy_coef}
-        self.controls = Controls()
-        for control in [name for name, given in self.given.items() if given is not None]:
-            setattr(self.controls, control, self.given[control])
+        self.controls = Controls(**{n: given for n, given in self.given.items() if given is not None})  # type: ignore[arg-type]
         self.iteration = 0
         self._reached: str | None = None  # the stage of the restored checkpoint
         self.report = RolloutReport()
         self._narrowed: dict[str, TaskSet] = {}
         self._playable: list[Place] = []  # what was tried
-        rule = PlayRule(segments, rows, constrain, max_action_tokens, max_env_errors, env_workers, env_deadline_s)
+        limits = (max_env_errors, env_workers, env_deadline_s)
+        rule = PlayRule(segments, rows, constrain, max_action_tokens, *limits, leave_open=credit.needs_critic)
         self.player = Player(tasks, rule, Sampler(engine))
 
     # -- state ---------------------------------------------------------------------------------------------------------
@@ -179,26 +180,26 @@ class RolloutDataModule(pl.LightningDataModule):
 
     def play(self, jobs: list[EpisodeJob], temperature: float) -> list[Episode]:
         """Play the jobs with the present policy; episodes in the order of the jobs."""
-        assert self.trainer is not None
-        with acting(self.policy, self.trainer.precision_plugin) as policy:
+        with self._acting() as policy:
             return self.player.play(policy, jobs, temperature)
 
     def _rescore(self, store: RolloutStore, rows: np.ndarray, temperature: float, max_tokens: int) -> Rescored | None:
         """What the policy says of rows that another engine sampled, as it acted."""
-        assert self.trainer is not None
-        with acting(self.policy, self.trainer.precision_plugin) as policy:
+        with self._acting() as policy:
             return self.player.sampler.rescore(policy, self.report.metrics, store, rows, temperature, max_tokens)
+
+    def _acting(self) -> AbstractContextManager[BasePolicy]:
+        assert self.trainer is not None
+        return acting(self.policy, self.trainer.precision_plugin)
 
     def collect(self) -> Iterator[Minibatch]:
         """Play, credit and report one iteration; yields its minibatches, a fixed number of them."""
         assert self.trainer is not None
-        rank, iteration = self.trainer.global_rank, self.iteration
+        rank, world, iteration = self.trainer.global_rank, self.trainer.world_size, self.iteration
         self.iteration += 1
         folder = Path(self.rollout_dir or Path(self.trainer.log_dir or self.trainer.default_root_dir) / "rollouts")
         store, self.report = run_iteration(
-            IterationSpec(
-                iteration, self.groups, self.members, self.seed, rank, self.trainer.world_size, self.transcripts
-            ),
+            IterationSpec(iteration, self.groups, self.members, self.seed, rank, world, self.transcripts),
             self.controls,
             self.stage,
             self.stage_tasks,
@@ -206,6 +207,7 @@ class RolloutDataModule(pl.LightningDataModule):
             lambda: self.player.stats,
             self.credit_rule,
             rollout_path(folder, iteration, rank, self.keep_rollouts),
+            partial(rate, acting=self._acting, max_tokens=self.max_tokens_per_batch),
         )
         yield from minibatches_of(
             store,

@@ -5,6 +5,7 @@ Knows the collector and the rules, not Lightning: rank and number of processes c
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +25,12 @@ from gigpo_lightning.rollout.plan import GroupJob, plan_iteration, plan_rows
 from gigpo_lightning.rollout.report import RolloutReport
 from gigpo_lightning.rollout.rescore import Rescore, no_rescore
 from gigpo_lightning.rollout.store import RolloutStore, RolloutWriter
+from gigpo_lightning.rollout.values import Rate
 from gigpo_lightning.trajectory import Episode, Group
+
+# Of the normalisation over an iteration: as in groups, and where a standard deviation is round-off.
+_EPS = 1e-6
+_ROUND_OFF = 1e-9
 
 
 @dataclass(slots=True)
@@ -64,8 +70,9 @@ def run_iteration(
     stats: Callable[[], CollectorStats],
     rule: CreditRule,
     path: Path,
+    rate: Rate | None = None,
 ) -> tuple[RolloutStore, RolloutReport]:
-    """Play the groups of an iteration, credit them, write them to `path` and report."""
+    """Play the groups of an iteration, credit them, write them to `path` and report. A critic is asked by `rate`."""
     clock = _Clock()
     jobs = plan_iteration(
         {s.name: stage_tasks(s) for s in (stage, *controls.rehearsal)},
@@ -81,7 +88,11 @@ def run_iteration(
     clock.lap("tasks")
     groups = play_groups(jobs, play, controls.temperature)
     clock.lap("play")
-    credit = rule.credit(groups, controls.lam)
+    values = None
+    if rule.needs_critic and rate is not None:
+        values = rate(groups)
+        clock.lap("values")
+    credit = rule.credit(groups, controls.lam, values)
     clock.lap("credit")
     names = [job.stage for job in jobs]
     report = make_report(groups, names, credit, spec.transcripts)
@@ -90,6 +101,8 @@ def run_iteration(
     with RolloutWriter(path) as writer:
         writer.write(groups, names, credit)
     store = RolloutStore(path)
+    if rule.normalises_iteration:
+        store.normalise(*_mean_and_scale(_gathered(dict(enumerate(store.moments())), spec.world)))
     clock.lap("store")
     figures = _over_processes(_figures(clock.laps, stats(), len(groups) * spec.members), spec.world)
     report.settle({**figures, "credit/lambda": rule.share(controls.lam)})
@@ -122,7 +135,8 @@ def minibatches_of(
 
     Before the first, while the weights are still those that sampled, `rescore` may rate the rows anew.
     """
-    trainable = np.flatnonzero((store.chosen_counts > 0) & (store.teaches | (not skip_zero_advantage)))
+    trained = (store.chosen_counts > 0) | store.valued
+    trainable = np.flatnonzero(trained & (store.teaches | (not skip_zero_advantage)))
     rescored = rescore(store, trainable, temperature, max_tokens)
 
     def micro_batch(numbers: list[int]) -> MicroBatch:
@@ -135,6 +149,21 @@ def minibatches_of(
             rows = trainable[part]
             cuts = cut_by_tokens([int(store.token_counts[r]) for r in rows], max_tokens)
             yield Minibatch(tuple(micro_batch([int(rows[i]) for i in cut]) for cut in cuts), temperature)
+
+
+def _mean_and_scale(parts: Sequence[dict[Any, float]]) -> tuple[float, float]:
+    """What `RolloutStore.normalise` needs for mean 0 and standard deviation 1 over all processes, from their moments.
+
+    Equal advantages, up to round-off, become 0.
+    """
+    n, mean, squares = 0.0, 0.0, 0.0
+    for count, own_mean, own_squares in (part.values() for part in parts):
+        difference = own_mean - mean
+        total = max(n + count, 1.0)
+        squares += own_squares + difference**2 * n * count / total
+        mean, n = mean + difference * count / total, n + count
+    std = math.sqrt(squares / max(n - 1.0, 1.0))
+    return mean, 1.0 / (std + _EPS) if std > _ROUND_OFF * abs(mean) else 0.0
 
 
 def rollout_path(folder: Path, iteration: int, rank: int, keep: int) -> Path:
@@ -175,6 +204,7 @@ def _figures(laps: dict[str, float], stats: CollectorStats, episodes: int) -> di
         "time/env_steps_per_s": stats.steps / play_s,
         "time/episodes_per_s": episodes / total_s,
         "rollout/env_errors": float(len(stats.env_errors)),
+        **{f"time/{name}_s": laps[name] for name in ("values",) if name in laps},
     }
 
 
@@ -195,7 +225,7 @@ def _over_processes(figures: dict[str, float], world: int) -> dict[str, float]:
     return {n: sum(v) if n.endswith(("_per_s", "_errors")) else max(v) for n, v in values.items()}
 
 
-def _gathered(own: dict[str, float], world: int) -> list[dict[str, float]]:
+def _gathered(own: dict[Any, float], world: int) -> list[dict[Any, float]]:
     """The values of all processes, in order of rank."""
     if world == 1:
         return [own]

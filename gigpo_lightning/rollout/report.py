@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gigpo_lightning.credit import Credit
+from gigpo_lightning.functional.values import explained_variance
 from gigpo_lightning.trajectory import EndReason, Episode, Group
 
 CREDIT_FIGURES = {
@@ -36,6 +37,12 @@ class Tally:
         self.sums["credited_turns"] += turns
         for name, value in credit.figures.items():
             self.sums[f"credit.{name}"] += value * turns
+        if credit.value is not None and credit.value_target is not None:
+            error = credit.value_target - credit.value
+            self.sums["critic.turns"] += turns
+            for name, values in (("value", credit.value), ("target", credit.value_target), ("error", error)):
+                self.sums[f"critic.{name}"] += float(values.sum())
+                self.sums[f"critic.{name}_squared"] += float((values**2).sum())
 
     def _add_episode(self, episode: Episode, stage: str, task_type: str) -> None:
         sums = self.sums
@@ -73,7 +80,19 @@ class Tally:
         credited = max(sums["credited_turns"], 1)
         for name, key in CREDIT_FIGURES.items():
             figures[key] = sums[f"credit.{name}"] / credited
-        return figures
+        return figures | self._critic()
+
+    def _critic(self) -> dict[str, float]:
+        """`critic/*` figures, where there is a critic: what it said before the update."""
+        sums, turns = self.sums, self.sums["critic.turns"]
+        if not turns:
+            return {}
+        names = ("target", "target_squared", "error", "error_squared")
+        return {
+            "critic/explained_variance": explained_variance(turns, *(sums[f"critic.{name}"] for name in names)),
+            "critic/value_mean": sums["critic.value"] / turns,
+            "critic/target_mean": sums["critic.target"] / turns,
+        }
 
     def rates(self, kind: str) -> dict[str, tuple[int, int]]:
         """`(won, episodes)` by stage or by task type."""

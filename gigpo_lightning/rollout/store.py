@@ -24,12 +24,15 @@ _TURN_FIELDS = (
     ("anchor", pa.string()),
     ("valid", pa.bool_()),
     ("admissible", pa.bool_()),
+    ("tokens", pa.int32()),
     ("well_formed", pa.bool_()),
     ("step_return", pa.float64()),
     ("step_group", pa.int64()),
     ("episode_advantage", pa.float64()),
     ("step_advantage", pa.float64()),
     ("advantage", pa.float64()),
+    ("value", pa.float64()),
+    ("value_target", pa.float64()),
 )
 SCHEMA = pa.schema(
     [
@@ -48,6 +51,7 @@ SCHEMA = pa.schema(
         ("logprobs", pa.list_(pa.float32())),
         ("allowed_ids", pa.list_(pa.int32())),
         ("allowed_counts", pa.list_(pa.int32())),
+        ("answer_starts", pa.list_(pa.int32())),
         *[(name, pa.list_(kind)) for name, kind in _TURN_FIELDS],
     ]
 )
@@ -112,11 +116,13 @@ class RolloutWriter:
                 "anchor": [str(t.anchor) for t in turns],
                 "valid": [t.valid for t in turns],
                 "admissible": [t.admissible for t in turns],
+                "tokens": [t.tokens for t in turns],
                 "well_formed": [t.well_formed for t in turns],
                 "step_group": credit.step_group_ids[flat].tolist(),
             }
-            for name in ("step_return", "episode_advantage", "step_advantage", "advantage"):
-                row[name] = getattr(credit, name)[flat].tolist()
+            for name in ("step_return", "episode_advantage", "step_advantage", "advantage", "value", "value_target"):
+                of_turns = getattr(credit, name)
+                row[name] = None if of_turns is None else of_turns[flat].tolist()
             rows.append(row)
         return rows
 
@@ -138,6 +144,7 @@ class RolloutStore:
         token_counts: int64 [rows], tokens of each row.
         chosen_counts: float64 [rows], tokens that the policy chose.
         teaches: bool [rows], whether any turn of the row has an advantage other than 0.
+        valued: bool [rows], whether a critic has values of its turns to learn.
     """
 
     def __init__(self, path: Path):
@@ -147,6 +154,19 @@ class RolloutStore:
         self.token_counts = _lengths(self._list("token_ids"))
         self.chosen_counts = self._row_sums("response_mask")
         self.teaches = self._row_sums("advantage") > 0
+        self.valued = _lengths(self._list("value_target")) > 0
+        self._mean, self._scale = 0.0, 1.0
+
+    def normalise(self, mean: float, scale: float) -> None:
+        """Let all micro-batches have (advantage − mean) · scale."""
+        self._mean, self._scale = mean, scale
+
+    def moments(self) -> tuple[float, float, float]:
+        """Number, mean and sum of squared deviations of the advantages of all turns in which something was chosen."""
+        tokens, advantages = (self._list(name).flatten().to_numpy() for name in ("tokens", "advantage"))
+        chosen = advantages[tokens > 0]
+        mean = float(chosen.mean()) if len(chosen) else 0.0
+        return float(len(chosen)), mean, float(((chosen - mean) ** 2).sum())
 
     def _row_sums(self, name: str) -> np.ndarray:
         """The sum of absolute values of a list column, for every row."""
@@ -178,7 +198,10 @@ class RolloutStore:
                     logprobs=self._row("logprobs", row),
                     allowed_ids=self._row("allowed_ids", row),
                     allowed_counts=self._row("allowed_counts", row),
-                    advantages=self._row("advantage", row),
+                    advantages=(self._row("advantage", row) - self._mean) * self._scale,
+                    answer_starts=self._row("answer_starts", row),
+                    values=self._row("value", row) if self.valued[row] else None,
+                    value_targets=self._row("value_target", row) if self.valued[row] else None,
                 )
                 for row in rows
             ]
