@@ -119,15 +119,14 @@ class RolloutDataModule(pl.LightningDataModule):
         self.rows, self.constrain, self.max_action_tokens = rows, constrain, max_action_tokens
         self.rollout_dir, self.keep_rollouts, self.seed = rollout_dir, keep_rollouts, seed
         self.given = {"lam": lam, "temperature": temperature, "entropy_coef": entropy_coef}
-        self.controls = Controls()
-        for control in [name for name, given in self.given.items() if given is not None]:
-            setattr(self.controls, control, self.given[control])
+        self.controls = Controls(**{n: given for n, given in self.given.items() if given is not None})  # type: ignore[arg-type]
         self.iteration = 0
         self._reached: str | None = None  # the stage of the restored checkpoint
         self.report = RolloutReport()
         self._narrowed: dict[str, TaskSet] = {}
         self._playable: list[Place] = []  # what was tried
-        rule = PlayRule(segments, rows, constrain, max_action_tokens, max_env_errors, env_workers, env_deadline_s)
+        limits = (max_env_errors, env_workers, env_deadline_s)
+        rule = PlayRule(segments, rows, constrain, max_action_tokens, *limits, leave_open=credit.needs_critic)
         self.player = Player(tasks, rule, Sampler(engine))
 
     # -- state ---------------------------------------------------------------------------------------------------------
@@ -178,11 +177,6 @@ class RolloutDataModule(pl.LightningDataModule):
     def setup(self, stage: str) -> None:
         self.player.sampler.check(self.policy)
 
-    def _acting(self) -> AbstractContextManager[BasePolicy]:
-        """The policy as it plays; all processes must enter."""
-        assert self.trainer is not None
-        return acting(self.policy, self.trainer.precision_plugin)
-
     def play(self, jobs: list[EpisodeJob], temperature: float) -> Iterator[Episode]:
         """Play the jobs with the present policy, which acts until all are asked for; episodes in order of the jobs."""
         with self._acting() as policy:
@@ -193,16 +187,18 @@ class RolloutDataModule(pl.LightningDataModule):
         with self._acting() as policy:
             return self.player.sampler.rescore(policy, self.report.metrics, store, rows, temperature, max_tokens)
 
+    def _acting(self) -> AbstractContextManager[BasePolicy]:
+        assert self.trainer is not None
+        return acting(self.policy, self.trainer.precision_plugin)
+
     def collect(self) -> Iterator[Minibatch]:
         """Play, credit and report one iteration; yields its minibatches, a fixed number of them."""
         assert self.trainer is not None
-        rank, iteration = self.trainer.global_rank, self.iteration
+        rank, world, iteration = self.trainer.global_rank, self.trainer.world_size, self.iteration
         self.iteration += 1
         folder = Path(self.rollout_dir or Path(self.trainer.log_dir or self.trainer.default_root_dir) / "rollouts")
         store, self.report = run_iteration(
-            IterationSpec(
-                iteration, self.groups, self.members, self.seed, rank, self.trainer.world_size, self.transcripts
-            ),
+            IterationSpec(iteration, self.groups, self.members, self.seed, rank, world, self.transcripts),
             self.controls,
             self.stage,
             self.stage_tasks,

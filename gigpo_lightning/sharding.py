@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from gigpo_lightning.policy.base import BasePolicy
 
 # Everything that runs the model or reads its output layer goes through these.
-_METHODS = ("chosen_logprobs", "feed")
+_METHODS = ("chosen_logprobs", "values", "logprobs_and_values", "feed")
 # Attribute of a policy whose weights are gathered now.
 _GATHERED = "gathered_weights"
 
@@ -46,6 +46,10 @@ def shard(policy: BasePolicy, mesh: DeviceMesh) -> None:
         )
     for layer in policy.model.get_decoder().layers:
         fully_shard(layer, mesh=mesh)
+    if (
+        policy.critic is not None
+    ):  # in float32, whatever the others are: weights that are gathered together share a type
+        fully_shard(policy.critic, mesh=mesh)
     fully_shard(policy, mesh=mesh)
     for method in _METHODS:
         register_fsdp_forward_method(policy, method)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from gigpo_lightning.credit import ESTIMATORS, credit_groups
+from gigpo_lightning.credit import credit_groups
 from gigpo_lightning.detectors import Detector, ExactDetector, TurnTable
 from gigpo_lightning.functional.advantages import gigpo
 from gigpo_lightning.trajectory import EndReason, Episode, Group, Turn
@@ -56,7 +56,7 @@ def test_layout_is_groups_then_episodes_then_turns() -> None:
 
 
 def test_estimators_by_name() -> None:
-    found = {name: credit_groups([X, Y], estimator=name, lam=0.7).advantage for name in ESTIMATORS}
+    found = {name: credit_groups([X, Y], estimator=name, lam=0.7).advantage for name in ("gigpo", "grpo", "step")}
     both = credit_groups([X, Y], lam=0.7)
     assert torch.equal(found["grpo"], both.episode_advantage)
     assert torch.equal(found["step"], both.step_advantage)

@@ -6,21 +6,46 @@ Knows neither Lightning nor how turns were played; the policy is borrowed where 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
-from gigpo_lightning.credit import Credit
-from gigpo_lightning.detectors.base import Gather
+from gigpo_lightning.credit import Credit, Values
+from gigpo_lightning.detectors.base import Detector, Gather
 from gigpo_lightning.detectors.named import make_detector
 from gigpo_lightning.policy.base import BasePolicy
 from gigpo_lightning.policy.embedding import observation_embeddings
 from gigpo_lightning.rollout.collection import CreditRule
+from gigpo_lightning.rollout.values import rate
 from gigpo_lightning.trajectory import Group
 
-CreditGroups = Callable[[Sequence[Group], float], Credit]
+
+@dataclass(frozen=True, slots=True)
+class IterationCredit:
+    """Credits whole groups of one iteration, in one call or several. `policy` is there where it is asked."""
+
+    rule: CreditRule
+    detector: Detector
+    iteration: int
+    lam: float
+    policy: BasePolicy | None
+    max_tokens: int
+
+    def values(self, groups: Sequence[Group]) -> Values | None:
+        """What the critic says of the groups, under the weights that played; None where the rule has no critic."""
+        if not self.rule.needs_critic or self.policy is None:
+            return None
+        return rate(groups, self.policy, self.max_tokens)
+
+    def credit(self, groups: Sequence[Group], values: Values | None) -> Credit:
+        """One advantage per turn."""
+        embed = None
+        if self.policy is not None:
+            embed = partial(observation_embeddings, self.policy, max_tokens=self.max_tokens)
+        return self.rule.credit(groups, self.lam, values, detector=self.detector, iteration=self.iteration, embed=embed)
 
 
 class Crediting:
@@ -37,14 +62,12 @@ class Crediting:
         self._acting, self._max_tokens = acting, max_tokens
 
     @contextmanager
-    def of_iteration(self, iteration: int) -> Iterator[CreditGroups]:
-        """Gives what credits whole groups at the present λ, in one call or several."""
-        if not self.detector.embeds:
-            yield partial(self.rule.credit, detector=self.detector, iteration=iteration)
-            return
-        with self._acting() as policy:  # once, however many calls: processes may differ in that
-            embed = partial(observation_embeddings, policy, max_tokens=self._max_tokens)
-            yield partial(self.rule.credit, detector=self.detector, iteration=iteration, embed=embed)
+    def of_iteration(self, iteration: int, lam: float) -> Iterator[IterationCredit]:
+        """What credits the groups of an iteration."""
+        asked = self.detector.embeds or self.rule.needs_critic
+        # Once, however many calls: processes may differ in that.
+        with self._acting() if asked else nullcontext() as policy:
+            yield IterationCredit(self.rule, self.detector, iteration, lam, policy, self._max_tokens)
 
     def end_iteration(self, density: float, gather: Gather) -> dict[str, float]:
         """Let the detector learn from the iteration; returns the figures it was made with. See `Detector`."""

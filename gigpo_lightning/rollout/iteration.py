@@ -6,6 +6,7 @@ their number. Knows the collector, not Lightning: rank and number of processes c
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,8 +28,12 @@ from gigpo_lightning.rollout.crediting import Crediting
 from gigpo_lightning.rollout.plan import GroupJob, plan_iteration, plan_rows
 from gigpo_lightning.rollout.report import RolloutReport
 from gigpo_lightning.rollout.rescore import Rescore, no_rescore
-from gigpo_lightning.rollout.store import RolloutStore, RolloutWriter
+from gigpo_lightning.rollout.store import RolloutStore, RolloutWriter, merged_moments
 from gigpo_lightning.trajectory import Episode, Group
+
+# Of the normalisation over an iteration: as in groups, and where a standard deviation is round-off.
+_EPS = 1e-6
+_ROUND_OFF = 1e-9
 
 
 @dataclass(slots=True)
@@ -103,10 +108,12 @@ def run_iteration(
     groups = played_groups(jobs, play([member for job in jobs for member in job.members], controls.temperature))
     stages = (job.stage for job in jobs)
     step_groups = 0
-    with RolloutWriter(path) as writer, crediting.of_iteration(spec.iteration) as credit_groups:
+    with RolloutWriter(path) as writer, crediting.of_iteration(spec.iteration, controls.lam) as own:
         while part := list(islice(groups, max(1, spec.credited_episodes // spec.members))):
             clock.lap("play")
-            credit = credit_groups(part, controls.lam)
+            values = own.values(part)
+            clock.lap("values")
+            credit = own.credit(part, values)
             credit = replace(credit, step_group_ids=credit.step_group_ids + step_groups)  # unique in the file
             step_groups += len(credit.step_group_sizes)
             clock.lap("credit")
@@ -119,6 +126,8 @@ def run_iteration(
     clock.lap("play")
     store = RolloutStore(path)
     report.credit_tables = store.credit_tables
+    if crediting.rule.normalises_iteration:
+        store.normalise(*_mean_and_scale(_gathered(store.moments(), spec.world)))
     clock.lap("store")
     _sum_over_processes(report, spec.world)
     clock.lap("report")
@@ -159,7 +168,8 @@ def minibatches_of(
 
     Before the first, while the weights are still those that sampled, `rescore` may rate the rows anew.
     """
-    trainable = np.flatnonzero((store.chosen_counts > 0) & (store.teaches | (not skip_zero_advantage)))
+    trained = (store.chosen_counts > 0) | store.valued
+    trainable = np.flatnonzero(trained & (store.teaches | (not skip_zero_advantage)))
     rescored = rescore(store, trainable, temperature, max_tokens)
 
     def micro_batch(numbers: list[int]) -> MicroBatch:
@@ -172,6 +182,16 @@ def minibatches_of(
             rows = trainable[part]
             cuts = cut_by_tokens([int(store.token_counts[r]) for r in rows], max_tokens)
             yield Minibatch(tuple(micro_batch([int(rows[i]) for i in cut]) for cut in cuts), temperature)
+
+
+def _mean_and_scale(parts: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
+    """What `RolloutStore.normalise` needs for mean 0 and standard deviation 1 over all processes, from their moments.
+
+    Equal advantages, up to round-off, become 0.
+    """
+    n, mean, squares = merged_moments(parts)
+    std = math.sqrt(squares / max(n - 1.0, 1.0))
+    return mean, 1.0 / (std + _EPS) if std > _ROUND_OFF * abs(mean) else 0.0
 
 
 def rollout_path(folder: Path, iteration: int, rank: int, keep: int) -> Path:
@@ -204,6 +224,7 @@ def _figures(laps: dict[str, float], stats: CollectorStats, episodes: int) -> di
         "time/environment_s": stats.env_s + laps["tasks"],
         "time/policy_s": stats.policy_s,
         "time/collector_s": laps["play"] - stats.env_s - stats.policy_s,
+        "time/values_s": laps["values"],
         "time/credit_s": laps["credit"],
         "time/report_s": laps["report"],
         "time/store_s": laps["store"],
