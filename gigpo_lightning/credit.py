@@ -6,7 +6,8 @@ Knows nothing of tokens: the loss spreads a turn's advantage over that turn's ow
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -27,11 +28,8 @@ class Credit:
     """What each turn deserves. All tensors are [turns], in the order groups, then episodes, then turns.
 
     `advantage`, `episode_advantage`, `step_advantage` and `step_return` are float64, `step_group_ids` int64.
-    `step_group_sizes` [step groups] holds the number of turns of each step group, for a histogram. `figures`: `density`
-    (states that recur ÷ states; a state is what the detector takes for one, a step group, and recurs with two turns),
-    `coverage` (turns in step groups of at least two ÷ turns), `zero_spread_groups` and `zero_spread_step_groups`
-    (share, among those of at least two members, that teach nothing), `episode_advantage_std` and `step_advantage_std`
-    over the turns.
+    `step_group_sizes` [step groups] holds the number of turns of each step group, for a histogram. `sums` holds counts
+    and sums that add up over parts of an iteration and over processes; `credit_figures` says what follows from them.
     """
 
     advantage: Tensor
@@ -40,7 +38,12 @@ class Credit:
     step_return: Tensor
     step_group_ids: Tensor
     step_group_sizes: Tensor
-    figures: dict[str, float]
+    sums: dict[str, float]
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """What `credit_figures` says of this credit alone."""
+        return credit_figures(self.sums)
 
 
 class Records(NamedTuple):
@@ -121,7 +124,6 @@ def credit_groups(
         records = records._replace(rewards=rewards, penalties=none)
     parts = compute(records, CreditOptions(lam, gamma, norm, statistics, combine))
     sizes = torch.bincount(records.step_group_ids)
-    sizes = sizes[sizes > 0]
     return Credit(
         advantage=parts.advantage,
         episode_advantage=parts.episode_advantage,
@@ -129,7 +131,7 @@ def credit_groups(
         step_return=parts.step_return,
         step_group_ids=records.step_group_ids,
         step_group_sizes=sizes,
-        figures=_figures(records, parts, sizes),
+        sums=_sums(records, parts, sizes),
     )
 
 
@@ -183,7 +185,7 @@ def _table(groups: Sequence[Group], iteration: int, embed: Embed | None) -> Turn
 
 
 def _checked(detector: Detector, table: TurnTable) -> Tensor:
-    """The detector's step groups; it may be the user's own."""
+    """The detector's step groups, numbered without gaps; the detector may be the user's own."""
     found, group_ids = detector.detect(table), table.group_ids
     name = type(detector).__name__
     if found.shape != group_ids.shape or found.dtype != torch.int64 or int(found.min()) < 0:
@@ -195,7 +197,7 @@ def _checked(detector: Detector, table: TurnTable) -> Tensor:
     owner[found] = group_ids
     if not torch.equal(owner[found], group_ids):
         raise ValueError(f"detector: {name}.detect put turns of two task groups into one step group")
-    return found
+    return found if bool((found.bincount() > 0).all()) else found.unique(return_inverse=True)[1]
 
 
 def _lay_flat(
@@ -220,25 +222,55 @@ def _reward(reward: float | None) -> float:
     return float(reward)
 
 
-def _figures(records: Records, parts: GigpoCredit, sizes: Tensor) -> dict[str, float]:
-    first = records.step_index == 0
-    n_recurring = int((sizes >= 2).sum())
+def credit_figures(sums: Mapping[str, float]) -> dict[str, float]:
+    """What the added-up `Credit.sums` of an iteration come to; every share of nothing is 0.
+
+    `density` (states that recur ÷ states; a state is what the detector takes for one, a step group, and recurs with two
+    turns), `coverage` (turns in step groups of at least two ÷ turns), `zero_spread_groups` and
+    `zero_spread_step_groups` (share, among those of at least two members, that teach nothing),
+    `episode_advantage_std` and `step_advantage_std` over the turns.
+    """
+
+    def share(part: str, whole: str) -> float:
+        return sums[part] / sums[whole] if sums[whole] else 0.0
+
+    def spread(name: str) -> float:
+        return math.sqrt(max(share(f"{name}_squares", "turns") - share(name, "turns") ** 2, 0.0))
+
     return {
-        "density": n_recurring / len(sizes),
-        "coverage": float(sizes[sizes >= 2].sum()) / len(records.rewards),
-        "zero_spread_groups": _flat_share(parts.episode_advantage[first], records.group_ids[first]),
-        "zero_spread_step_groups": _flat_share(parts.step_advantage, records.step_group_ids),
-        "episode_advantage_std": float(parts.episode_advantage.std(correction=0)),
-        "step_advantage_std": float(parts.step_advantage.std(correction=0)),
+        "density": share("recurring_states", "states"),
+        "coverage": share("recurring_turns", "turns"),
+        "zero_spread_groups": share("flat_groups", "wide_groups"),
+        "zero_spread_step_groups": share("flat_step_groups", "recurring_states"),
+        "episode_advantage_std": spread("episode_advantage"),
+        "step_advantage_std": spread("step_advantage"),
     }
 
 
-def _flat_share(advantages: Tensor, ids: Tensor) -> float:
-    """Share of the groups of at least two whose advantages are all 0, which zero spread gives exactly; 0 if none."""
-    counted = torch.bincount(ids) >= 2
+def _sums(records: Records, parts: GigpoCredit, sizes: Tensor) -> dict[str, float]:
+    first = records.step_index == 0
+    wide_groups, flat_groups = _wide_and_flat(parts.episode_advantage[first], records.group_ids[first])
+    recurring, flat_step_groups = _wide_and_flat(parts.step_advantage, records.step_group_ids)
+    return {
+        "turns": float(len(records.rewards)),
+        "states": float(len(sizes)),
+        "recurring_states": recurring,
+        "recurring_turns": float(sizes[sizes >= 2].sum()),
+        "flat_step_groups": flat_step_groups,
+        "wide_groups": wide_groups,
+        "flat_groups": flat_groups,
+        "episode_advantage": float(parts.episode_advantage.sum()),
+        "episode_advantage_squares": float(parts.episode_advantage.square().sum()),
+        "step_advantage": float(parts.step_advantage.sum()),
+        "step_advantage_squares": float(parts.step_advantage.square().sum()),
+    }
+
+
+def _wide_and_flat(advantages: Tensor, ids: Tensor) -> tuple[float, float]:
+    """Groups of at least two, and those of them whose advantages are all 0, which zero spread gives exactly."""
+    wide = torch.bincount(ids) >= 2
     moved = torch.bincount(ids, (advantages != 0).to(torch.float64)) > 0
-    n_counted = int(counted.sum())
-    return float((counted & ~moved).sum()) / n_counted if n_counted else 0.0
+    return float(wide.sum()), float((wide & ~moved).sum())
 
 
 def _pick(option: str, name: str, registry: dict[str, _Entry]) -> _Entry:

@@ -98,8 +98,6 @@ class EmbeddingDetector(NearnessDetector):
         ValueError: A number out of its range.
     """
 
-    embeds = True
-
     def __init__(self, threshold: float = 0.95, target_density: tuple[float, float] | None = None):
         super().__init__(threshold, target_density)
 

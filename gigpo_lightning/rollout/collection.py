@@ -5,13 +5,16 @@ Pure: the options of credit as one value, and what an iteration says about itsel
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from gigpo_lightning.credit import Credit, credit_groups
 from gigpo_lightning.detectors.base import Detector, Embed
 from gigpo_lightning.detectors.named import make_detector
-from gigpo_lightning.rollout.report import CreditTable, RolloutReport, Tally
+from gigpo_lightning.rollout.report import RolloutReport
 from gigpo_lightning.rollout.transcript import credit_notes, transcript
 from gigpo_lightning.trajectory import EndReason, Episode, Group, Turn
 
@@ -107,24 +110,20 @@ class CreditRule:
         )
 
 
-def make_report(groups: Sequence[Group], stages: Sequence[str], credit: Credit, transcripts: int) -> RolloutReport:
-    """The figures of an iteration on this process, its turns for the anchor library, and a few transcripts."""
-    tally = Tally()
-    tally.add_groups(groups, stages, credit)
-    report = RolloutReport(tally=tally, credit_table=CreditTable(step_returns=credit.step_return.numpy()))
-    report.histograms["anchors/step_group_sizes"] = credit.step_group_sizes.numpy()
-    sizes = credit.step_group_ids.bincount().tolist()
-    table, offset = report.credit_table, 0
-    for group, stage in zip(groups, stages, strict=True):
-        for episode in group.episodes:
-            turns = slice(offset, offset + len(episode.turns))
-            offset = turns.stop
-            # Equal keys of different tasks are different anchors.
-            table.anchors += [f"{group.task_id}|{turn.anchor}" for turn in episode.turns]
-            table.texts += [turn.observation for turn in episode.turns]
-            table.stages += [stage] * len(episode.turns)
-            if len(report.transcripts) < transcripts:
-                members = credit.step_group_ids[turns].tolist()
-                notes = credit_notes(episode, members, [sizes[m] for m in members], credit.advantage[turns].tolist())
-                report.transcripts.append(transcript(episode, notes))
-    return report
+def add_to_report(
+    report: RolloutReport, groups: Sequence[Group], stages: Sequence[str], credit: Credit, transcripts: int
+) -> None:
+    """Count groups and their credit, until `transcripts` are there with a transcript of every episode."""
+    report.tally.add_groups(groups, stages, credit)
+    name, sizes = "anchors/step_group_sizes", credit.step_group_sizes.numpy()
+    report.histograms[name] = np.concatenate([report.histograms.get(name, sizes[:0]), sizes])
+    missing = transcripts - len(report.transcripts)
+    if missing <= 0:
+        return
+    members_of, offset = Counter(credit.step_group_ids.tolist()), 0
+    for episode in [episode for group in groups for episode in group.episodes][:missing]:
+        turns = slice(offset, offset + len(episode.turns))
+        offset = turns.stop
+        ids = credit.step_group_ids[turns].tolist()
+        notes = credit_notes(episode, ids, [members_of[i] for i in ids], credit.advantage[turns].tolist())
+        report.transcripts.append(transcript(episode, notes))

@@ -1,26 +1,23 @@
 """The credit of a run, iteration by iteration: the rule, and the detector that remembers.
 
-Knows neither Lightning nor how turns were played; the policy is borrowed where the detector asks for embeddings.
+Knows neither Lightning nor how turns were played; the policy is lent for detectors that ask for embeddings.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping, MutableMapping, Sequence
 from functools import partial
 from typing import Any
 
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
 from gigpo_lightning.credit import Credit
-from gigpo_lightning.detectors.base import Gather
 from gigpo_lightning.detectors.named import make_detector
 from gigpo_lightning.policy.base import BasePolicy
 from gigpo_lightning.policy.embedding import observation_embeddings
 from gigpo_lightning.rollout.collection import CreditRule
+from gigpo_lightning.rollout.iteration import gathered
 from gigpo_lightning.trajectory import Group
-
-CreditGroups = Callable[[Sequence[Group], float], Credit]
 
 
 class Crediting:
@@ -28,29 +25,28 @@ class Crediting:
 
     Args:
         rule: How turns are credited.
-        acting: Lends the policy as it plays; all processes must enter.
         max_tokens: Tokens of a batch of embeddings.
     """
 
-    def __init__(self, rule: CreditRule, acting: Callable[[], AbstractContextManager[BasePolicy]], max_tokens: int):
+    def __init__(self, rule: CreditRule, max_tokens: int):
         self.rule, self.detector = rule, make_detector("data.credit.detector", rule.detector)
-        self._acting, self._max_tokens = acting, max_tokens
+        self._max_tokens = max_tokens
 
-    @contextmanager
-    def of_iteration(self, iteration: int) -> Iterator[CreditGroups]:
-        """Gives what credits whole groups at the present λ, in one call or several."""
-        if not self.detector.embeds:
-            yield partial(self.rule.credit, detector=self.detector, iteration=iteration)
-            return
-        with self._acting() as policy:  # once, however many calls: processes may differ in that
-            embed = partial(observation_embeddings, policy, max_tokens=self._max_tokens)
-            yield partial(self.rule.credit, detector=self.detector, iteration=iteration, embed=embed)
+    def credit(self, groups: Sequence[Group], *, policy: BasePolicy, lam: float, iteration: int) -> Credit:
+        """One advantage per turn of some of an iteration's groups; `policy` is as it played them."""
+        embed = partial(observation_embeddings, policy, max_tokens=self._max_tokens)
+        return self.rule.credit(groups, lam, detector=self.detector, iteration=iteration, embed=embed)
 
-    def end_iteration(self, density: float, gather: Gather) -> dict[str, float]:
-        """Let the detector learn from the iteration; returns the figures it was made with. See `Detector`."""
-        figures = self.detector.metrics()
-        self.detector.end_iteration(density, gather)
-        return figures
+    def end_iteration(self, figures: MutableMapping[str, float], lam: float, world: int) -> None:
+        """All groups are credited: add what credit was made with to the figures, and let the detector learn from them.
+
+        Args:
+            figures: Those of the iteration over all processes.
+            lam: The λ of the iteration.
+            world: Number of processes; all must call this.
+        """
+        figures.update({"credit/lambda": self.rule.share(lam), **self.detector.metrics()})
+        self.detector.end_iteration(figures["anchors/density"], partial(gathered, world=world))
 
     def state_dict(self) -> dict[str, Any]:
         """What the detector remembers."""

@@ -1,15 +1,16 @@
 """One iteration's collection: plan, play, credit, report, write. Its result is the rows to train on.
 
-Knows the collector and the rules, not Lightning: rank and number of processes come in as numbers.
+Complete groups are credited and written while later ones are played, and then forgotten: memory does not grow with
+their number. Knows the collector, not Lightning: rank and number of processes come in as numbers.
 """
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,11 @@ import numpy as np
 import torch
 
 from gigpo_lightning.batch import MicroBatch, Minibatch, cut_by_tokens
+from gigpo_lightning.credit import Credit
 from gigpo_lightning.curriculum import Stage
 from gigpo_lightning.envs.base import TaskSet
-from gigpo_lightning.rollout.collection import make_report
+from gigpo_lightning.rollout.collection import add_to_report
 from gigpo_lightning.rollout.collector import CollectorStats, EpisodeJob
-from gigpo_lightning.rollout.crediting import Crediting
 from gigpo_lightning.rollout.plan import GroupJob, plan_iteration, plan_rows
 from gigpo_lightning.rollout.report import RolloutReport
 from gigpo_lightning.rollout.rescore import Rescore, no_rescore
@@ -43,7 +44,10 @@ class Controls:
 
 @dataclass(frozen=True, slots=True)
 class IterationSpec:
-    """The numbers of one iteration on one process; `groups` are all groups, over all processes."""
+    """The numbers of one iteration on one process; `groups` are all groups, over all processes.
+
+    `credited_episodes` are about as many as are credited and written at a time; no result depends on it.
+    """
 
     iteration: int
     groups: int
@@ -52,9 +56,14 @@ class IterationSpec:
     rank: int
     world: int
     transcripts: int
+    credited_episodes: int = 128
 
 
-Play = Callable[[list[EpisodeJob], float], list[Episode]]
+Play = Callable[[list[EpisodeJob], float], Iterable[Episode]]
+"""From jobs and a temperature: their episodes, in order."""
+CreditGroups = Callable[[Sequence[Group]], Credit]
+"""Called once for every part of an iteration, in order. Values of a critic, and what a detector must remember within an
+iteration, are its own."""
 
 
 def run_iteration(
@@ -64,10 +73,21 @@ def run_iteration(
     stage_tasks: Callable[[Stage], TaskSet],
     play: Play,
     stats: Callable[[], CollectorStats],
-    crediting: Crediting,
+    credit_groups: CreditGroups,
     path: Path,
 ) -> tuple[RolloutStore, RolloutReport]:
-    """Play the groups of an iteration, credit them, write them to `path` and report."""
+    """Play the groups of an iteration, credit them, write them to `path` and report.
+
+    Args:
+        spec: The numbers of the iteration.
+        controls: What is played how.
+        stage: The stage being played.
+        stage_tasks: The tasks of a stage.
+        play: Plays episodes.
+        stats: What they cost.
+        credit_groups: Credits some of the groups; no group's credit may depend on another group.
+        path: The file to write.
+    """
     clock = _Clock()
     jobs = plan_iteration(
         {s.name: stage_tasks(s) for s in (stage, *controls.rehearsal)},
@@ -81,33 +101,44 @@ def run_iteration(
         iteration=spec.iteration,
     )
     clock.lap("tasks")
-    groups = play_groups(jobs, play, controls.temperature)
+    report = RolloutReport()
+    groups = played_groups(jobs, play([member for job in jobs for member in job.members], controls.temperature))
+    stages = (job.stage for job in jobs)
+    step_groups = 0
+    with RolloutWriter(path) as writer:
+        while part := list(islice(groups, max(1, spec.credited_episodes // spec.members))):
+            clock.lap("play")
+            credit = credit_groups(part)
+            credit = replace(credit, step_group_ids=credit.step_group_ids + step_groups)  # unique in the file
+            step_groups += len(credit.step_group_sizes)
+            clock.lap("credit")
+            names = list(islice(stages, len(part)))
+            add_to_report(report, part, names, credit, spec.transcripts)
+            clock.lap("report")
+            writer.write(part, names, credit)
+            clock.lap("store")
+            del part, credit  # before the next are played
     clock.lap("play")
-    with crediting.of_iteration(spec.iteration) as credit_groups:
-        credit = credit_groups(groups, controls.lam)
-    clock.lap("credit")
-    names = [job.stage for job in jobs]
-    report = make_report(groups, names, credit, spec.transcripts)
+    store = RolloutStore(path)
+    report.credit_tables = store.credit_tables
+    clock.lap("store")
     _sum_over_processes(report, spec.world)
     clock.lap("report")
-    with RolloutWriter(path) as writer:
-        writer.write(groups, names, credit)
-    store = RolloutStore(path)
-    clock.lap("store")
-    figures = _over_processes(_figures(clock.laps, stats(), len(groups) * spec.members), spec.world)
-    report.settle({**figures, "credit/lambda": crediting.rule.share(controls.lam)})
-    density = report.metrics["anchors/density"]
-    report.metrics.update(crediting.end_iteration(density, partial(_gathered, world=spec.world)))
+    figures = _figures(clock.laps, stats(), len(jobs) * spec.members)
+    report.settle(_over_processes(figures, spec.world))
     return store, report
 
 
-def play_groups(jobs: Sequence[GroupJob], play: Play, temperature: float) -> list[Group]:
-    """Play all members of all groups together; the groups in their order."""
-    episodes = iter(play([member for job in jobs for member in job.members], temperature))
-    return [
-        Group(job.task.id, str(job.task.difficulty.get("type", "")), tuple(next(episodes) for _ in job.members))
-        for job in jobs
-    ]
+def played_groups(jobs: Sequence[GroupJob], episodes: Iterable[Episode]) -> Iterator[Group]:
+    """The groups, in order, as soon as all their episodes are there; all episodes are asked for."""
+    waiting, members = iter(jobs), list[Episode]()
+    job = next(waiting, None)
+    for episode in episodes:
+        assert job is not None
+        members.append(episode)
+        if len(members) == len(job.members):
+            yield Group(job.task.id, str(job.task.difficulty.get("type", "")), tuple(members))
+            job, members = next(waiting, None), []
 
 
 def minibatches_of(
@@ -153,15 +184,16 @@ def rollout_path(folder: Path, iteration: int, rank: int, keep: int) -> Path:
 
 
 class _Clock:
-    """Seconds between laps."""
+    """Seconds between laps, added up by name."""
 
     def __init__(self) -> None:
-        self.laps: dict[str, float] = {}
+        self.laps: defaultdict[str, float] = defaultdict(float)
         self._last = time.perf_counter()
 
     def lap(self, name: str) -> None:
         now = time.perf_counter()
-        self.laps[name], self._last = now - self._last, now
+        self.laps[name] += now - self._last
+        self._last = now
 
 
 def _figures(laps: dict[str, float], stats: CollectorStats, episodes: int) -> dict[str, float]:
@@ -187,7 +219,7 @@ def _sum_over_processes(report: RolloutReport, world: int) -> None:
     """Add up the counts of all processes, so that every process takes the same decisions from them."""
     # Processes may have met different task types, so the names travel with the numbers.
     total: defaultdict[str, float] = defaultdict(float)
-    for sums in _gathered(dict(report.tally.sums), world):
+    for sums in gathered(dict(report.tally.sums), world):
         for name, value in sums.items():
             total[name] += value
     report.tally.sums = total
@@ -195,12 +227,12 @@ def _sum_over_processes(report: RolloutReport, world: int) -> None:
 
 def _over_processes(figures: dict[str, float], world: int) -> dict[str, float]:
     """Speeds and counts added up; seconds those of the slowest process, for which the others wait."""
-    every = _gathered(figures, world)
+    every = gathered(figures, world)
     values = {name: [one[name] for one in every] for name in figures}
     return {n: sum(v) if n.endswith(("_per_s", "_errors")) else max(v) for n, v in values.items()}
 
 
-def _gathered(own: Any, world: int) -> list[Any]:
+def gathered(own: Any, world: int) -> list[Any]:
     """The values of all processes, in order of rank."""
     if world == 1:
         return [own]

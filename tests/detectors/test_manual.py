@@ -123,10 +123,11 @@ def test_hybrid_remembers_and_is_steered_as_its_automatic_detector() -> None:
     assert pairs(resumed.detect(make_table([make_turn("a")] * 2))) == {frozenset({0, 1})}  # four before
 
 
-def test_hybrid_asks_for_embeddings_if_its_automatic_detector_does() -> None:
-    exclude = [Pattern(action="x")]
-    assert HybridDetector("embedding", exclude=exclude).embeds
-    assert not HybridDetector("exact", exclude=exclude).embeds
+def test_hybrid_lends_the_policy_to_its_automatic_detector() -> None:
+    table = make_table(TURNS, embed=lambda texts: torch.ones(len(texts), 2))
+    assert pairs(HybridDetector("embedding", exclude=[Pattern(action="^look$")]).detect(table)) == {
+        frozenset({0, 2, 4})
+    }
 
 
 @pytest.mark.parametrize("make", [lambda p: ManualDetector(p), lambda p: HybridDetector(exclude=p)])
