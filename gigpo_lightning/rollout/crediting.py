@@ -59,6 +59,6 @@ class Crediting:
             self.detector.load_state_dict(state["detector"])
         elif state["detector"] or self.detector.state_dict():
             rank_zero_warn(
-                f"data.credit.detector: the checkpoint has the memory of a {state['kind']}, not of a {kind}; this one "
-                "starts without any"
+                f"data.credit.detector: the checkpoint has the memory of {state['kind']}, not of {kind}, which starts "
+                "without any"
             )

@@ -87,5 +87,5 @@ def test_another_kind_of_detector_starts_without_memory(tmp_path: Path) -> None:
     callback = IterationCheckpoint(folder=str(tmp_path / "kept"))
     fit(tmp_path, 1, [callback], data={"credit": CreditRule(detector=counted())})
     (ckpt,) = (tmp_path / "kept").glob("iteration=*.ckpt")
-    with pytest.warns(UserWarning, match="memory of a WindowDetector, not of a HybridDetector"):
+    with pytest.warns(UserWarning, match="memory of WindowDetector, not of HybridDetector"):
         fit(tmp_path, 2, data={"credit": CreditRule(detector=steered())}, ckpt_path=str(ckpt))

@@ -125,6 +125,8 @@ def test_a_resumed_detector_goes_on_like_the_first(
     fixed = kind(0.9)
     fixed.load_state_dict(detector.state_dict())
     assert fixed.threshold == 0.9
+    detector.load_state_dict(fixed.state_dict())
+    assert detector.threshold == resumed.threshold
 
 
 @settings(deadline=None)
