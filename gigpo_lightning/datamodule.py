@@ -7,7 +7,6 @@ episode is the collector's, what a turn deserves is `credit`'s, and the loss is 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -106,15 +105,16 @@ class RolloutDataModule(pl.LightningDataModule):
         seed: int = 0,
     ):
         super().__init__()
-        check_counts(1, groups=groups, passes=passes, minibatches=minibatches, max_turns=max_turns, rows=rows)
-        check_counts(1, max_tokens_per_batch=max_tokens_per_batch, max_action_tokens=max_action_tokens)
-        check_counts(1, keep_rollouts=keep_rollouts)
+        check_counts(1, groups=groups, passes=passes, minibatches=minibatches, rows=rows, keep_rollouts=keep_rollouts)
+        check_counts(
+            1, max_tokens_per_batch=max_tokens_per_batch, max_action_tokens=max_action_tokens, max_turns=max_turns
+        )
         check_counts(0, max_env_errors=max_env_errors, env_workers=env_workers, transcripts=transcripts, seed=seed)
         check_sampling(members, lam, credit, temperature, entropy_coef, env_deadline_s)
         self.tasks, self.transcripts = tasks, transcripts
         self.groups, self.members, self.passes, self.minibatches = groups, members, passes, minibatches
         self.max_tokens_per_batch, self.skip_zero_advantage = max_tokens_per_batch, skip_zero_advantage
-        self.crediting = Crediting(credit, self._acting, max_tokens_per_batch)
+        self.crediting = Crediting(credit, max_tokens_per_batch)
         self.segment_rule, self.evaluation, self.max_turns = segments, evaluation, max_turns
         self.rows, self.constrain, self.max_action_tokens = rows, constrain, max_action_tokens
         self.rollout_dir, self.keep_rollouts, self.seed = rollout_dir, keep_rollouts, seed
@@ -179,17 +179,15 @@ class RolloutDataModule(pl.LightningDataModule):
 
     def play(self, jobs: list[EpisodeJob], temperature: float) -> Iterator[Episode]:
         """Play the jobs with the present policy, which acts until all are asked for; episodes in order of the jobs."""
-        with self._acting() as policy:
+        assert self.trainer is not None
+        with acting(self.policy, self.trainer.precision_plugin) as policy:
             yield from self.player.play(policy, jobs, temperature)
 
     def _rescore(self, store: RolloutStore, rows: np.ndarray, temperature: float, max_tokens: int) -> Rescored | None:
         """What the policy says of rows that another engine sampled, as it acted."""
-        with self._acting() as policy:
-            return self.player.sampler.rescore(policy, self.report.metrics, store, rows, temperature, max_tokens)
-
-    def _acting(self) -> AbstractContextManager[BasePolicy]:
         assert self.trainer is not None
-        return acting(self.policy, self.trainer.precision_plugin)
+        with acting(self.policy, self.trainer.precision_plugin) as policy:
+            return self.player.sampler.rescore(policy, self.report.metrics, store, rows, temperature, max_tokens)
 
     def collect(self) -> Iterator[Minibatch]:
         """Play, credit and report one iteration; yields its minibatches, a fixed number of them."""
@@ -197,16 +195,18 @@ class RolloutDataModule(pl.LightningDataModule):
         rank, world, iteration = self.trainer.global_rank, self.trainer.world_size, self.iteration
         self.iteration += 1
         folder = Path(self.rollout_dir or Path(self.trainer.log_dir or self.trainer.default_root_dir) / "rollouts")
-        store, self.report = run_iteration(
-            IterationSpec(iteration, self.groups, self.members, self.seed, rank, world, self.transcripts),
-            self.controls,
-            self.stage,
-            self.stage_tasks,
-            self.play,
-            lambda: self.player.stats,
-            self.crediting,
-            rollout_path(folder, iteration, rank, self.keep_rollouts),
-        )
+        with acting(self.policy, self.trainer.precision_plugin) as policy:  # to the end: credit may ask it, too
+            store, self.report = run_iteration(
+                IterationSpec(iteration, self.groups, self.members, self.seed, rank, world, self.transcripts),
+                self.controls,
+                self.stage,
+                self.stage_tasks,
+                partial(self.player.play, policy),
+                lambda: self.player.stats,
+                self.crediting.of_iteration(policy, self.controls.lam, iteration),
+                rollout_path(folder, iteration, rank, self.keep_rollouts),
+            )
+        self.crediting.end_iteration(self.report.metrics, self.controls.lam, world)
         yield from minibatches_of(
             store,
             passes=self.passes,

@@ -23,7 +23,9 @@ from gigpo_lightning.batch import Minibatch, cut_by_tokens
 from gigpo_lightning.callbacks.checkpoint import IterationCheckpoint
 from gigpo_lightning.callbacks.lambda_decay import LambdaDecay
 from gigpo_lightning.datamodule import RolloutDataModule
+from gigpo_lightning.detectors import EmbeddingDetector
 from gigpo_lightning.module import GiGPOModule
+from gigpo_lightning.rollout.collection import CreditRule
 from gigpo_lightning.rollout.store import RolloutStore
 from gigpo_lightning.sharding import FullyShardedStrategy, whole
 from tests.toy_run import fit, make_data, make_policy, make_trainer
@@ -162,6 +164,8 @@ def sharded_runs() -> None:
         path = str(last) if last.exists() else None
         # λ of the first resumed iteration is right only where the checkpoint is read before the fit begins.
         callbacks = [LambdaDecay("linear", start=1.0, end=0.0, span=3), IterationCheckpoint()]
-        _, module, _ = fit(Path(name), epochs, callbacks, None, model, path, devices=2, strategy=strategy)
+        # Three groups, so that one process asks for embeddings of more turns than the other.
+        data = {"groups": 3, "credit": CreditRule(detector=EmbeddingDetector(0.9))}
+        _, module, _ = fit(Path(name), epochs, callbacks, data, model, path, devices=2, strategy=strategy)
         spread = {isinstance(parameter, DTensor) for parameter in module.policy.parameters()}
         assert spread == {name != "ddp"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +56,7 @@ def run(
                 parts.append(len(groups))
             return super().credit(groups, *args, **options)
 
-    crediting = Crediting(Counting(), lambda: nullcontext(policy), 100)
+    crediting = Crediting(Counting(), 100).of_iteration(policy, 0.8, 0)
     spec = IterationSpec(0, GROUPS, MEMBERS, 0, 0, 1, transcripts=5, credited_episodes=credited_episodes)
     controls = Controls(temperature=1.5, rehearsal=(STAGES["two"],))
     return run_iteration(

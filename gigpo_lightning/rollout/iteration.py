@@ -11,20 +11,19 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from gigpo_lightning.batch import MicroBatch, Minibatch, cut_by_tokens
+from gigpo_lightning.credit import Credit, Values
 from gigpo_lightning.curriculum import Stage
 from gigpo_lightning.envs.base import TaskSet
 from gigpo_lightning.rollout.collection import add_to_report
 from gigpo_lightning.rollout.collector import CollectorStats, EpisodeJob
-from gigpo_lightning.rollout.crediting import Crediting
 from gigpo_lightning.rollout.plan import GroupJob, plan_iteration, plan_rows
 from gigpo_lightning.rollout.report import RolloutReport
 from gigpo_lightning.rollout.rescore import Rescore, no_rescore
@@ -69,6 +68,20 @@ Play = Callable[[list[EpisodeJob], float], Iterable[Episode]]
 """From jobs and a temperature: their episodes, in order."""
 
 
+class GroupCredit(Protocol):
+    """Credits the groups of an iteration, part by part and in order."""
+
+    @property
+    def is_normalised_later(self) -> bool:
+        """Whether the advantages are raw, to be normalised over the iteration."""
+
+    def values(self, groups: Sequence[Group]) -> Values | None:
+        """What a critic says of some groups; None without one."""
+
+    def credit(self, groups: Sequence[Group], values: Values | None) -> Credit:
+        """The credit of some groups; no group's credit may depend on another group."""
+
+
 def run_iteration(
     spec: IterationSpec,
     controls: Controls,
@@ -76,7 +89,7 @@ def run_iteration(
     stage_tasks: Callable[[Stage], TaskSet],
     play: Play,
     stats: Callable[[], CollectorStats],
-    crediting: Crediting,
+    crediting: GroupCredit,
     path: Path,
 ) -> tuple[RolloutStore, RolloutReport]:
     """Play the groups of an iteration, credit them, write them to `path` and report.
@@ -108,12 +121,12 @@ def run_iteration(
     groups = played_groups(jobs, play([member for job in jobs for member in job.members], controls.temperature))
     stages = (job.stage for job in jobs)
     step_groups = 0
-    with RolloutWriter(path) as writer, crediting.of_iteration(spec.iteration, controls.lam) as own:
+    with RolloutWriter(path) as writer:
         while part := list(islice(groups, max(1, spec.credited_episodes // spec.members))):
             clock.lap("play")
-            values = own.values(part)
+            values = crediting.values(part)
             clock.lap("values")
-            credit = own.credit(part, values)
+            credit = crediting.credit(part, values)
             credit = replace(credit, step_group_ids=credit.step_group_ids + step_groups)  # unique in the file
             step_groups += len(credit.step_group_sizes)
             clock.lap("credit")
@@ -126,16 +139,13 @@ def run_iteration(
     clock.lap("play")
     store = RolloutStore(path)
     report.credit_tables = store.credit_tables
-    if crediting.rule.normalises_iteration:
-        store.normalise(*_mean_and_scale(_gathered(store.moments(), spec.world)))
+    if crediting.is_normalised_later:
+        store.normalise(*_mean_and_scale(gathered(store.moments(), spec.world)))
     clock.lap("store")
     _sum_over_processes(report, spec.world)
     clock.lap("report")
     figures = _figures(clock.laps, stats(), len(jobs) * spec.members)
-    figures = _over_processes(figures, spec.world)
-    report.settle({**figures, "credit/lambda": crediting.rule.share(controls.lam)})
-    density = report.metrics["anchors/density"]
-    report.metrics.update(crediting.end_iteration(density, partial(_gathered, world=spec.world)))
+    report.settle(_over_processes(figures, spec.world))
     return store, report
 
 
@@ -241,7 +251,7 @@ def _sum_over_processes(report: RolloutReport, world: int) -> None:
     """Add up the counts of all processes, so that every process takes the same decisions from them."""
     # Processes may have met different task types, so the names travel with the numbers.
     total: defaultdict[str, float] = defaultdict(float)
-    for sums in _gathered(dict(report.tally.sums), world):
+    for sums in gathered(dict(report.tally.sums), world):
         for name, value in sums.items():
             total[name] += value
     report.tally.sums = total
@@ -249,12 +259,12 @@ def _sum_over_processes(report: RolloutReport, world: int) -> None:
 
 def _over_processes(figures: dict[str, float], world: int) -> dict[str, float]:
     """Speeds and counts added up; seconds those of the slowest process, for which the others wait."""
-    every = _gathered(figures, world)
+    every = gathered(figures, world)
     values = {name: [one[name] for one in every] for name in figures}
     return {n: sum(v) if n.endswith(("_per_s", "_errors")) else max(v) for n, v in values.items()}
 
 
-def _gathered(own: Any, world: int) -> list[Any]:
+def gathered(own: Any, world: int) -> list[Any]:
     """The values of all processes, in order of rank."""
     if world == 1:
         return [own]
