@@ -244,7 +244,7 @@ class CausalLMPolicy(BasePolicy):
             # A second copy, so that this policy stays as it is, and whose weights are not quantized.
             other = CausalLMPolicy(self.source, self.dtype, self.lora, chat=self.chat, revision=self.revision)
             other.prepare()
-            other.load_state_dict(self.state_dict())
+            other.load_state_dict(self.state_dict_without_critic())
             model = other._wrapped[0].merge_and_unload()
         model.save_pretrained(folder)
         self.prompt.tokenizer.save_pretrained(folder)
