@@ -249,9 +249,8 @@ class RolloutDataModule(pl.LightningDataModule):
         return DataLoader(Evaluations(batches), batch_size=None)
 
     def _validated(self) -> list[Place]:
-        """Unseen tasks of the first stage, to see the whole run on one scale, and of the present one."""
-        stages = {stage.name: stage for stage in (*self.controls.stages[:1], self.stage)}
-        return [(stage, "unseen") for stage in stages.values()]
+        """Unseen tasks of the first stage, to see the whole run on one scale, and of the present one; or as named."""
+        return [(stage, "unseen") for stage in self.evaluation.fit_stages(self.controls.stages, self.stage)]
 
     def _tested(self) -> list[Place]:
         stages = self.evaluation.test_stages(self.controls.stages) or (self.stage,)

@@ -65,6 +65,7 @@ class Tally:
             "rollout/success": sums["won"] / episodes,
             "rollout/return": sums["return"] / episodes,
             "rollout/length": sums["turns"] / episodes,
+            "rollout/env_steps": sums["turns"],
             "rollout/tokens_per_episode": sums["tokens"] / episodes,
             "rollout/segments_per_episode": sums["segments"] / episodes,
             "rollout/invalid_actions": sums["invalid"] / turns,
