@@ -132,6 +132,13 @@ def free_memory(device: torch.device) -> int:
     return max(min(free), 0)
 
 
+def whole_memory(device: torch.device) -> int:
+    """All memory of a device, used or not; on the CPU the machine's."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[1])
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def _meminfo(name: str) -> int | None:
     with suppress(OSError):
         for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():

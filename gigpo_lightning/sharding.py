@@ -24,6 +24,10 @@ from gigpo_lightning.policy.base import BasePolicy
 
 # Everything that runs the model or reads its output layer goes through these.
 _METHODS = ("chosen_logprobs", "feed")
+NOT_SPREAD = (
+    "policy.quantization: quantized weights ({weights}) cannot be spread over processes; choose the strategy ddp, or "
+    "quantization none"
+)
 
 
 def shard(policy: BasePolicy, mesh: DeviceMesh) -> None:
@@ -38,10 +42,7 @@ def shard(policy: BasePolicy, mesh: DeviceMesh) -> None:
         return
     whole = next((name for name, p in policy.named_parameters() if not p.is_floating_point()), None)
     if whole is not None:
-        raise ValueError(
-            f"policy.quantization: quantized weights ({whole}) cannot be spread over processes; choose the strategy "
-            "ddp, or quantization none"
-        )
+        raise ValueError(NOT_SPREAD.format(weights=whole))
     for layer in policy.model.get_decoder().layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(policy, mesh=mesh)
