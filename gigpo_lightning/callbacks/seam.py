@@ -15,6 +15,7 @@ import numpy as np
 from lightning.pytorch.callbacks import Callback
 
 from gigpo_lightning.curriculum import Stage
+from gigpo_lightning.rollout.task_choice import ClassCount, TaskSignal
 
 SomeCallback = TypeVar("SomeCallback", bound=Callback)
 
@@ -28,6 +29,8 @@ class Controls(Protocol):
     stage: Stage | None
     rehearsal: tuple[Stage, ...]
     stages: tuple[Stage, ...]
+    turn_limit: int | None
+    signal: TaskSignal | None
 
 
 class CreditTable(Protocol):
@@ -44,6 +47,7 @@ class Report(Protocol):
 
     metrics: MutableMapping[str, float]
     success: Mapping[str, tuple[int, int]]
+    classes: Mapping[str, ClassCount]
     credit_table: CreditTable
     histograms: Mapping[str, np.ndarray]
     transcripts: Sequence[str]

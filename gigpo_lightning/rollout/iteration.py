@@ -24,12 +24,16 @@ from gigpo_lightning.rollout.plan import GroupJob, plan_iteration, plan_rows
 from gigpo_lightning.rollout.report import RolloutReport
 from gigpo_lightning.rollout.rescore import Rescore, no_rescore
 from gigpo_lightning.rollout.store import RolloutStore, RolloutWriter
+from gigpo_lightning.rollout.task_choice import TaskSignal, count_classes
 from gigpo_lightning.trajectory import Episode, Group
 
 
 @dataclass(slots=True)
 class Controls:
-    """What callbacks set for the next iteration. `stages` are all that evaluations may play."""
+    """What callbacks set for the next iteration. `stages` are all that evaluations may play.
+
+    `turn_limit` is that of the stage while it grows, `signal` what is known of its tasks where it prefers some.
+    """
 
     lam: float = 0.8
     temperature: float = 1.0
@@ -37,6 +41,8 @@ class Controls:
     stage: Stage | None = None
     rehearsal: tuple[Stage, ...] = ()
     stages: tuple[Stage, ...] = ()
+    turn_limit: int | None = None
+    signal: TaskSignal | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +83,8 @@ def run_iteration(
         seed=spec.seed,
         rank=spec.rank,
         iteration=spec.iteration,
+        turn_limit=controls.turn_limit,
+        signal=controls.signal,
     )
     clock.lap("tasks")
     groups = play_groups(jobs, play, controls.temperature)
@@ -85,6 +93,7 @@ def run_iteration(
     clock.lap("credit")
     names = [job.stage for job in jobs]
     report = make_report(groups, names, credit, spec.transcripts)
+    report.tally.add_classes(count_classes([job.task_class for job in jobs], groups))
     _sum_over_processes(report, spec.world)
     clock.lap("report")
     with RolloutWriter(path) as writer:

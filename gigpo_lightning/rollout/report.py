@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gigpo_lightning.credit import Credit
+from gigpo_lightning.rollout.task_choice import ClassCount
 from gigpo_lightning.trajectory import EndReason, Episode, Group
 
 CREDIT_FIGURES = {
@@ -19,6 +21,7 @@ CREDIT_FIGURES = {
     "episode_advantage_std": "credit/episode_advantage_std",
     "step_advantage_std": "credit/step_advantage_std",
 }
+_IS_CLASS = re.compile(r"class\..*\.groups", re.DOTALL)
 
 
 @dataclass(slots=True)
@@ -53,6 +56,17 @@ class Tally:
             sums[f"{key}.episodes"] += 1
             sums[f"{key}.won"] += episode.won
 
+    def add_classes(self, counts: Mapping[str, ClassCount]) -> None:
+        """Count the groups of tasks that were drawn by signal, by class."""
+        for name, count in counts.items():
+            for field_name, value in count._asdict().items():
+                self.sums[f"class.{name}.{field_name}"] += value
+
+    def classes(self) -> dict[str, ClassCount]:
+        """What `add_classes` counted."""
+        names = [key[len("class.") : -len(".groups")] for key in self.sums if _IS_CLASS.fullmatch(key)]
+        return {n: ClassCount(*(self.sums[f"class.{n}.{name}"] for name in ClassCount._fields)) for n in sorted(names)}
+
     def metrics(self) -> dict[str, float]:
         """`rollout/*`, `anchors/*`, `credit/*` figures; those of credit are means over processes, weighted by turns."""
         sums, episodes, turns = self.sums, max(self.sums["episodes"], 1), max(self.sums["turns"], 1)
@@ -60,6 +74,7 @@ class Tally:
             "rollout/success": sums["won"] / episodes,
             "rollout/return": sums["return"] / episodes,
             "rollout/length": sums["turns"] / episodes,
+            "rollout/env_steps": sums["turns"],
             "rollout/tokens_per_episode": sums["tokens"] / episodes,
             "rollout/segments_per_episode": sums["segments"] / episodes,
             "rollout/invalid_actions": sums["invalid"] / turns,
@@ -94,12 +109,15 @@ class CreditTable:
 
 @dataclass(slots=True)
 class RolloutReport:
-    """What an iteration says about itself. `metrics` and `success` are over all processes once `settle` was called."""
+    """What an iteration says about itself. Once `settle` was called, `metrics`, `success` (by stage) and `classes` (of
+    tasks that were drawn by signal) are over all processes.
+    """
 
     tally: Tally = field(default_factory=Tally)
     credit_table: CreditTable = field(default_factory=CreditTable)
     metrics: dict[str, float] = field(default_factory=dict)
     success: dict[str, tuple[int, int]] = field(default_factory=dict)
+    classes: dict[str, ClassCount] = field(default_factory=dict)
     histograms: dict[str, np.ndarray] = field(default_factory=dict)
     transcripts: list[str] = field(default_factory=list)
 
@@ -107,3 +125,4 @@ class RolloutReport:
         """Turn the (summed) tally into figures and add those of this process."""
         self.metrics = {**self.tally.metrics(), **extra}
         self.success = self.tally.rates("stage")
+        self.classes = self.tally.classes()

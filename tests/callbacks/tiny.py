@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from gigpo_lightning.curriculum import Stage
+from gigpo_lightning.rollout.task_choice import ClassCount, TaskSignal
 
 
 @dataclass
@@ -22,6 +23,8 @@ class Controls:
     entropy_coef: float = 0.0
     stage: Stage | None = None
     rehearsal: tuple[Stage, ...] = ()
+    turn_limit: int | None = None
+    signal: TaskSignal | None = None
 
 
 @dataclass
@@ -36,6 +39,7 @@ class CreditTable:
 class Report:
     metrics: dict[str, float] = field(default_factory=dict)
     success: dict[str, tuple[int, int]] = field(default_factory=dict)
+    classes: dict[str, ClassCount] = field(default_factory=dict)
     credit_table: CreditTable = field(default_factory=lambda: CreditTable([], np.zeros(0), [], []))
     histograms: dict[str, np.ndarray] = field(default_factory=dict)
     transcripts: list[str] = field(default_factory=list)
@@ -82,6 +86,7 @@ class TinyRollouts(pl.LightningDataModule):
                 "entropy_coef": self.controls.entropy_coef,
                 "stage": stage,
                 "rehearsal": [item.name for item in self.controls.rehearsal],
+                "turn_limit": self.controls.turn_limit,
             }
         )
         rng = np.random.default_rng([self.seed, index])
@@ -90,7 +95,7 @@ class TinyRollouts(pl.LightningDataModule):
         keys = [f"s{number}" for number in rng.integers(0, 12, turns)]
         table = CreditTable(keys, rng.normal(size=turns), [f"You see {key}." for key in keys], [stage] * turns)
         self.report = Report(
-            metrics={"rollout/success": rate, "anchors/density": 0.2, "time/iteration": 1.0},
+            metrics={"rollout/success": rate, "rollout/env_steps": 40.0, "anchors/density": 0.2, "time/iteration": 1.0},
             success={stage: (round(10 * rate), 10)},
             credit_table=table,
             histograms={"anchors/group_size": rng.integers(1, 9, 30).astype(np.float64)},
