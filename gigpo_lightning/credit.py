@@ -31,7 +31,8 @@ class Credit:
     `step_group_sizes` [step groups] holds the number of turns of each step group, for a histogram. `figures`: `density`
     (distinct states that recur ÷ distinct states), `coverage` (turns in step groups of at least two ÷ turns),
     `zero_spread_groups` and `zero_spread_step_groups` (share, among those of at least two members, that teach nothing),
-    `episode_advantage_std` and `step_advantage_std` over the turns.
+    `episode_advantage_std` and `step_advantage_std` over the turns. `library_steps` counts the turns whose step
+    advantage comes from the anchor library; None where it was not asked.
     """
 
     advantage: Tensor
@@ -41,6 +42,7 @@ class Credit:
     step_group_ids: Tensor
     step_group_sizes: Tensor
     figures: dict[str, float]
+    library_steps: int | None = None
 
 
 class Records(NamedTuple):

@@ -272,6 +272,7 @@ class RolloutDataModule(pl.LightningDataModule):
         """
         assert self.trainer is not None
         check_processes(self.groups, self.trainer.world_size)
+        self.credit_rule.check_library(self.controls.library)
         splits = ("train", "unseen") if self.trainer.enable_validation else ("train",)
         self._check_plan([(stage, split) for stage in self.controls.stages or (self.stage,) for split in splits])
         self._check_plan(self._tested())

@@ -15,6 +15,7 @@ import numpy as np
 from lightning.pytorch.callbacks import Callback
 
 from gigpo_lightning.curriculum import Stage
+from gigpo_lightning.rollout.library_baseline import Library
 from gigpo_lightning.rollout.task_choice import ClassCount, TaskSignal
 
 SomeCallback = TypeVar("SomeCallback", bound=Callback)
@@ -31,11 +32,13 @@ class Controls(Protocol):
     stages: tuple[Stage, ...]
     turn_limit: int | None
     signal: TaskSignal | None
+    library: Library | None
 
 
 class CreditTable(Protocol):
     """This rank's turns of the last iteration, one entry per turn."""
 
+    tasks: Sequence[str]
     anchors: Sequence[str]
     step_returns: Sequence[float] | np.ndarray
     texts: Sequence[str]

@@ -9,9 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gigpo_lightning.credit import Credit, credit_groups
+from gigpo_lightning.rollout.library_baseline import SINGLETON_BASELINES, Library, with_library
 from gigpo_lightning.rollout.report import CreditTable, RolloutReport, Tally
 from gigpo_lightning.rollout.transcript import credit_notes, transcript
 from gigpo_lightning.trajectory import EndReason, Episode, Group, Turn
+
+# Estimators with step advantages.
+_WITH_STEPS = ("gigpo", "step")
 
 
 @dataclass(frozen=True)  # no slots: jsonargparse reads the defaults from __dict__
@@ -28,6 +32,8 @@ class CreditRule:
         invalid_penalty: What an invalid action costs its own turn.
         format_penalty: What an answer that breaks its format costs its own turn; an invalid action in it costs both.
         penalty_in_returns: Whether they enter the returns, too.
+        singleton_baseline: Where a step group has one member: `none` for a step advantage of 0, or `library` for one
+            against what `AnchorLibrary` in trainer.callbacks knows of the state from earlier iterations.
     """
 
     estimator: str = "gigpo"
@@ -39,6 +45,7 @@ class CreditRule:
     invalid_penalty: float = 0.1
     format_penalty: float = 0.0
     penalty_in_returns: bool = False
+    singleton_baseline: str = "none"
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.omega < float("inf"):
@@ -50,6 +57,13 @@ class CreditRule:
                 self._credit(smallest, 1.0, estimator)
         except ValueError as error:
             raise ValueError(f"data.credit.{error}") from None
+        option = f"data.credit.singleton_baseline={self.singleton_baseline!r}"
+        if self.singleton_baseline not in SINGLETON_BASELINES:
+            raise ValueError(f"{option}: choose one of {', '.join(SINGLETON_BASELINES)}")
+        if self.singleton_baseline == "library" and self.estimator not in _WITH_STEPS:
+            raise ValueError(
+                f"{option}: the estimator {self.estimator} has no step advantages; choose none, or gigpo or step"
+            )
 
     @property
     def reads_lam(self) -> bool:
@@ -62,9 +76,32 @@ class CreditRule:
             return 1.0 if self.estimator == "grpo" else 0.0
         return lam if self.combine == "convex" else 1.0 / (1.0 + self.omega)
 
-    def credit(self, groups: Sequence[Group], lam: float) -> Credit:
+    def check_library(self, library: Library | None) -> None:
+        """Refuse a baseline that nobody keeps.
+
+        Raises:
+            ValueError: `singleton_baseline` is `library`, and there is none.
+        """
+        if self.singleton_baseline == "library" and library is None:
+            raise ValueError(
+                "data.credit.singleton_baseline='library': there is no AnchorLibrary in trainer.callbacks; add it, or "
+                "choose none"
+            )
+
+    def credit(self, groups: Sequence[Group], lam: float, library: Library | None = None) -> Credit:
         """One advantage per turn of these groups, at the present λ."""
-        return self._credit(groups, lam, self.estimator)
+        credit = self._credit(groups, lam, self.estimator)
+        if self.singleton_baseline == "none" or library is None:
+            return credit
+        convex = 0.0 if self.estimator == "step" else lam
+        share = self.omega if self.combine == "additive" and self.estimator == "gigpo" else 1.0 - convex
+        return with_library(credit, groups, library, norm=self.norm, share=share, penalty=self._penalty)
+
+    def _penalty(self, turn: Turn) -> float:
+        """What is taken off a turn's own score."""
+        if self.penalty_in_returns:
+            return 0.0
+        return self.invalid_penalty * (not turn.valid) + self.format_penalty * (not turn.well_formed)
 
     def _credit(self, groups: Sequence[Group], lam: float, estimator: str) -> Credit:
         return credit_groups(
@@ -93,8 +130,8 @@ def make_report(groups: Sequence[Group], stages: Sequence[str], credit: Credit, 
         for episode in group.episodes:
             turns = slice(offset, offset + len(episode.turns))
             offset = turns.stop
-            # Equal keys of different tasks are different anchors.
-            table.anchors += [f"{group.task_id}|{turn.anchor}" for turn in episode.turns]
+            table.tasks += [group.task_id] * len(episode.turns)
+            table.anchors += [str(turn.anchor) for turn in episode.turns]
             table.texts += [turn.observation for turn in episode.turns]
             table.stages += [stage] * len(episode.turns)
             if len(report.transcripts) < transcripts:

@@ -20,6 +20,7 @@ from gigpo_lightning.curriculum import Stage
 from gigpo_lightning.envs.base import TaskSet
 from gigpo_lightning.rollout.collection import CreditRule, make_report
 from gigpo_lightning.rollout.collector import CollectorStats, EpisodeJob
+from gigpo_lightning.rollout.library_baseline import Library
 from gigpo_lightning.rollout.plan import GroupJob, plan_iteration, plan_rows
 from gigpo_lightning.rollout.report import RolloutReport
 from gigpo_lightning.rollout.rescore import Rescore, no_rescore
@@ -32,7 +33,8 @@ from gigpo_lightning.trajectory import Episode, Group
 class Controls:
     """What callbacks set for the next iteration. `stages` are all that evaluations may play.
 
-    `turn_limit` is that of the stage while it grows, `signal` what is known of its tasks where it prefers some.
+    `turn_limit` is that of the stage while it grows, `signal` what is known of its tasks where it prefers some,
+    `library` what is known of anchor states.
     """
 
     lam: float = 0.8
@@ -43,6 +45,7 @@ class Controls:
     stages: tuple[Stage, ...] = ()
     turn_limit: int | None = None
     signal: TaskSignal | None = None
+    library: Library | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,7 @@ def run_iteration(
     clock.lap("tasks")
     groups = play_groups(jobs, play, controls.temperature)
     clock.lap("play")
-    credit = rule.credit(groups, controls.lam)
+    credit = rule.credit(groups, controls.lam, controls.library)
     clock.lap("credit")
     names = [job.stage for job in jobs]
     report = make_report(groups, names, credit, spec.transcripts)

@@ -36,6 +36,8 @@ class Tally:
             for episode in group.episodes:
                 self._add_episode(episode, stage, group.task_type)
         turns = len(credit.advantage)
+        if credit.library_steps is not None:
+            self.sums["library_steps"] += credit.library_steps
         self.sums["credited_turns"] += turns
         for name, value in credit.figures.items():
             self.sums[f"credit.{name}"] += value * turns
@@ -86,6 +88,8 @@ class Tally:
         for name, (won, played) in self.rates("type").items():
             figures[f"rollout/success_{name}"] = won / played
         credited = max(sums["credited_turns"], 1)
+        if "library_steps" in sums:
+            figures["anchors/library_baseline_frac"] = sums["library_steps"] / credited
         for name, key in CREDIT_FIGURES.items():
             figures[key] = sums[f"credit.{name}"] / credited
         return figures
@@ -102,6 +106,7 @@ class CreditTable:
     """This process's turns of an iteration as the anchor library needs them, in one order."""
 
     step_returns: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    tasks: list[str] = field(default_factory=list)
     anchors: list[str] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     stages: list[str] = field(default_factory=list)

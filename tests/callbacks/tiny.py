@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from gigpo_lightning.curriculum import Stage
+from gigpo_lightning.rollout.library_baseline import Library
 from gigpo_lightning.rollout.task_choice import ClassCount, TaskSignal
 
 
@@ -25,10 +26,12 @@ class Controls:
     rehearsal: tuple[Stage, ...] = ()
     turn_limit: int | None = None
     signal: TaskSignal | None = None
+    library: Library | None = None
 
 
 @dataclass
 class CreditTable:
+    tasks: list[str]
     anchors: list[str]
     step_returns: np.ndarray
     texts: list[str]
@@ -40,7 +43,7 @@ class Report:
     metrics: dict[str, float] = field(default_factory=dict)
     success: dict[str, tuple[int, int]] = field(default_factory=dict)
     classes: dict[str, ClassCount] = field(default_factory=dict)
-    credit_table: CreditTable = field(default_factory=lambda: CreditTable([], np.zeros(0), [], []))
+    credit_table: CreditTable = field(default_factory=lambda: CreditTable([], [], np.zeros(0), [], []))
     histograms: dict[str, np.ndarray] = field(default_factory=dict)
     transcripts: list[str] = field(default_factory=list)
 
@@ -93,7 +96,9 @@ class TinyRollouts(pl.LightningDataModule):
         rate = self.rates[index % len(self.rates)]
         turns = 40
         keys = [f"s{number}" for number in rng.integers(0, 12, turns)]
-        table = CreditTable(keys, rng.normal(size=turns), [f"You see {key}." for key in keys], [stage] * turns)
+        table = CreditTable(
+            ["t"] * turns, keys, rng.normal(size=turns), [f"You see {key}." for key in keys], [stage] * turns
+        )
         self.report = Report(
             metrics={"rollout/success": rate, "rollout/env_steps": 40.0, "anchors/density": 0.2, "time/iteration": 1.0},
             success={stage: (round(10 * rate), 10)},
