@@ -32,6 +32,7 @@ class Credit:
     (what the critic said) and `value_target` (what it should say) likewise, None where the estimator has no critic.
     `step_group_sizes` [step groups] holds the number of turns of each step group, for a histogram. `sums` holds counts
     and sums that add up over parts of an iteration and over processes; `credit_figures` says what follows from them.
+    `library_steps` counts the turns whose step advantage comes from the anchor library; None where it was not asked.
     """
 
     advantage: Tensor
@@ -43,6 +44,7 @@ class Credit:
     sums: dict[str, float]
     value: Tensor | None = None
     value_target: Tensor | None = None
+    library_steps: int | None = None
 
     @property
     def figures(self) -> dict[str, float]:

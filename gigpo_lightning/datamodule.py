@@ -203,7 +203,7 @@ class RolloutDataModule(pl.LightningDataModule):
                 self.stage_tasks,
                 partial(self.player.play, policy),
                 lambda: self.player.stats,
-                self.crediting.of_iteration(policy, self.controls.lam, iteration),
+                self.crediting.of_iteration(policy, self.controls.lam, self.controls.library, iteration),
                 rollout_path(folder, iteration, rank, self.keep_rollouts),
             )
         self.crediting.end_iteration(self.report.metrics, self.controls.lam, world)
@@ -271,6 +271,7 @@ class RolloutDataModule(pl.LightningDataModule):
         """
         assert self.trainer is not None
         check_processes(self.groups, self.trainer.world_size)
+        self.crediting.rule.check_library(self.controls.library)
         splits = ("train", "unseen") if self.trainer.enable_validation else ("train",)
         self._check_plan([(stage, split) for stage in self.controls.stages or (self.stage,) for split in splits])
         self._check_plan(self._tested())

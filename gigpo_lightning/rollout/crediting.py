@@ -19,6 +19,7 @@ from gigpo_lightning.policy.base import BasePolicy
 from gigpo_lightning.policy.embedding import observation_embeddings
 from gigpo_lightning.rollout.collection import CreditRule
 from gigpo_lightning.rollout.iteration import gathered
+from gigpo_lightning.rollout.library_baseline import Library
 from gigpo_lightning.rollout.values import rate
 from gigpo_lightning.trajectory import Group
 
@@ -31,6 +32,7 @@ class IterationCredit:
     detector: Detector
     policy: BasePolicy
     lam: float
+    library: Library | None
     iteration: int
     max_tokens: int
 
@@ -46,7 +48,9 @@ class IterationCredit:
     def credit(self, groups: Sequence[Group], values: Values | None) -> Credit:
         """One advantage per turn."""
         embed = partial(observation_embeddings, self.policy, max_tokens=self.max_tokens)
-        return self.rule.credit(groups, self.lam, values, detector=self.detector, iteration=self.iteration, embed=embed)
+        return self.rule.credit(
+            groups, self.lam, values, self.library, detector=self.detector, iteration=self.iteration, embed=embed
+        )
 
 
 class Crediting:
@@ -61,9 +65,9 @@ class Crediting:
         self.rule, self.detector = rule, make_detector("data.credit.detector", rule.detector)
         self._max_tokens = max_tokens
 
-    def of_iteration(self, policy: BasePolicy, lam: float, iteration: int) -> IterationCredit:
+    def of_iteration(self, policy: BasePolicy, lam: float, library: Library | None, iteration: int) -> IterationCredit:
         """What credits the groups of an iteration, played by `policy` as it is."""
-        return IterationCredit(self.rule, self.detector, policy, lam, iteration, self._max_tokens)
+        return IterationCredit(self.rule, self.detector, policy, lam, library, iteration, self._max_tokens)
 
     def end_iteration(self, figures: MutableMapping[str, float], lam: float, world: int) -> None:
         """All groups are credited: add what credit was made with to the figures, and let the detector learn from them.

@@ -24,10 +24,12 @@ from gigpo_lightning.curriculum import Stage
 from gigpo_lightning.envs.base import TaskSet
 from gigpo_lightning.rollout.collection import add_to_report
 from gigpo_lightning.rollout.collector import CollectorStats, EpisodeJob
+from gigpo_lightning.rollout.library_baseline import Library
 from gigpo_lightning.rollout.plan import GroupJob, plan_iteration, plan_rows
 from gigpo_lightning.rollout.report import RolloutReport
 from gigpo_lightning.rollout.rescore import Rescore, no_rescore
 from gigpo_lightning.rollout.store import RolloutStore, RolloutWriter, merged_moments
+from gigpo_lightning.rollout.task_choice import TaskSignal, count_classes
 from gigpo_lightning.trajectory import Episode, Group
 
 # Of the normalisation over an iteration: as in groups, and where a standard deviation is round-off.
@@ -37,7 +39,11 @@ _ROUND_OFF = 1e-9
 
 @dataclass(slots=True)
 class Controls:
-    """What callbacks set for the next iteration. `stages` are all that evaluations may play."""
+    """What callbacks set for the next iteration. `stages` are all that evaluations may play.
+
+    `turn_limit` is that of the stage while it grows, `signal` what is known of its tasks where it prefers some,
+    `library` what is known of anchor states.
+    """
 
     lam: float = 0.8
     temperature: float = 1.0
@@ -45,6 +51,9 @@ class Controls:
     stage: Stage | None = None
     rehearsal: tuple[Stage, ...] = ()
     stages: tuple[Stage, ...] = ()
+    turn_limit: int | None = None
+    signal: TaskSignal | None = None
+    library: Library | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +124,13 @@ def run_iteration(
         seed=spec.seed,
         rank=spec.rank,
         iteration=spec.iteration,
+        turn_limit=controls.turn_limit,
+        signal=controls.signal,
     )
     clock.lap("tasks")
     report = RolloutReport()
     groups = played_groups(jobs, play([member for job in jobs for member in job.members], controls.temperature))
-    stages = (job.stage for job in jobs)
+    stages, task_classes = (job.stage for job in jobs), (job.task_class for job in jobs)
     step_groups = 0
     with RolloutWriter(path) as writer:
         while part := list(islice(groups, max(1, spec.credited_episodes // spec.members))):
@@ -130,8 +141,9 @@ def run_iteration(
             credit = replace(credit, step_group_ids=credit.step_group_ids + step_groups)  # unique in the file
             step_groups += len(credit.step_group_sizes)
             clock.lap("credit")
-            names = list(islice(stages, len(part)))
+            names, classes = list(islice(stages, len(part))), list(islice(task_classes, len(part)))
             add_to_report(report, part, names, credit, spec.transcripts)
+            report.tally.add_classes(count_classes(classes, part))
             clock.lap("report")
             writer.write(part, names, credit)
             clock.lap("store")
