@@ -149,6 +149,13 @@ def peak_memory(device: torch.device) -> int:
     return held or 0
 
 
+def whole_memory(device: torch.device) -> int:
+    """All memory of a device, used or not; on the CPU the machine's."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[1])
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def _meminfo(name: str, file: str = "/proc/meminfo") -> int | None:
     with suppress(OSError):
         for line in Path(file).read_text(encoding="utf-8").splitlines():
