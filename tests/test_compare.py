@@ -27,6 +27,7 @@ from gigpo_lightning.compare.folder import Run
 from gigpo_lightning.compare.options import Options, parse
 from gigpo_lightning.compare.settle import settle
 from gigpo_lightning.compare.variants import Variant, collect
+from gigpo_lightning.resources import shipped_files
 from tests import cli_world
 
 ROOT = Path(__file__).parents[1]
@@ -180,6 +181,13 @@ def test_a_variant_changes_options_and_callbacks(folder: Path) -> None:
     assert config["data"]["credit"]["estimator"] == "grpo"
     assert "Curriculum" not in callbacks(config)
     assert callbacks(config)["DirectTraining"] == {"curriculum": "steps.yaml", "stage": None}
+
+
+@pytest.mark.parametrize("name", shipped_files("configs/ablations"))
+def test_every_shipped_ablation_is_built(folder: Path, name: str) -> None:
+    options = parse(["--config=alfworld.yaml", f"--variants={name}", "--budget=300ksteps", "--evaluate=two-objects"])
+    configs = [settle(variant, options) for variant in collect((), options.variants)]
+    assert all(config not in configs[:number] for number, config in enumerate(configs))  # no option is lost
 
 
 def test_what_fit_would_refuse_is_refused_before_the_first_run(

@@ -184,7 +184,7 @@ def test_the_page_shows_commands_variants_and_columns_that_are_there(tmp_path: P
     (tmp_path / "v.yaml").write_text(variants, encoding="utf-8")
     half, short = read_variants(tmp_path / "v.yaml")
     assert (half.label, short.options) == ("λ = 0.5", ("--data.members=4",)) and half.callbacks["AnchorLibrary"] is None
-    (shipped,) = re.findall(r"among the shipped ones:\n\s*(.*?)\. Several", text)
+    (shipped,) = re.findall(r"among the shipped ones:\n(.*?)\. Several", text, re.DOTALL)
     assert set(re.findall(r"`(\w+)`", shipped)) == {
         name.removesuffix(".yaml") for name in shipped_files("configs/ablations")
     }
