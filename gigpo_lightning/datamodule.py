@@ -177,7 +177,7 @@ class RolloutDataModule(pl.LightningDataModule):
     def setup(self, stage: str) -> None:
         self.player.sampler.check(self.policy)
 
-    def play(self, jobs: list[EpisodeJob], temperature: float) -> Iterator[Episode]:
+    def play(self, jobs: Iterable[EpisodeJob], temperature: float) -> Iterator[Episode]:
         """Play the jobs with the present policy, which acts until all are asked for; episodes in order of the jobs."""
         assert self.trainer is not None
         with acting(self.policy, self.trainer.precision_plugin) as policy:

@@ -32,7 +32,7 @@ from gigpo_lightning.rollout.evaluation import EvaluationBatch, outcomes, summar
 from gigpo_lightning.rollout.options import check_loss, check_updates
 from gigpo_lightning.rollout.transcript import transcript
 from gigpo_lightning.sharding import own_part, shard, whole
-from gigpo_lightning.update import LossFigures, LossRule, padding
+from gigpo_lightning.update import LossFigures, LossRule, filled
 
 OptimizerFactory = Callable[[Iterable[Tensor]], Optimizer]
 SchedulerFactory = Callable[[Optimizer], LRScheduler]
@@ -148,11 +148,11 @@ class GiGPOModule(pl.LightningModule):
 
     def _backward(self, batch: Minibatch) -> dict[str, Tensor]:
         """Accumulate the gradient of the whole minibatch; returns the figures of its loss, the same everywhere."""
-        own = [(micro, self.loss.weights(micro)) for micro in batch.micro_batches if len(micro.chosen)]
-        denominator, count = self._agree(sum(weights.denominator for _, weights in own), len(own))
+        # Read twice, so that only one at a time is in memory: the denominator must be known before the first is used.
+        own = [self.loss.weights(micro).denominator for micro in batch.micro_batches if len(micro.chosen)]
+        denominator, count = self._agree(sum(own), len(own))
         entropy_coef = self.trainer.datamodule.controls.entropy_coef  # type: ignore[attr-defined]
-        parts = [(micro, weights.weights, len(micro.chosen)) for micro, weights in own]
-        parts += [(*padding(self.device), 0)] * (count - len(own))
+        parts = filled(self.loss, batch.micro_batches, count, self.device)
         figures = LossFigures()
         for number, (micro, weights, tokens) in enumerate(parts, start=1):
             loss, metrics = self.loss.part(

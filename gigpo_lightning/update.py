@@ -6,7 +6,7 @@ Lightning: how a tensor is reduced over processes comes in as a function.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,6 +101,22 @@ def padding(device: torch.device) -> tuple[MicroBatch, Tensor]:
         allowed_counts=one,
     )
     return micro, nothing
+
+
+def filled(
+    rule: LossRule, micro_batches: Iterable[MicroBatch], count: int, device: torch.device
+) -> Iterator[tuple[MicroBatch, Tensor, int]]:
+    """The micro-batches in which something was chosen, then padding, `count` in all.
+
+    Each with the weights of its chosen tokens, [N], and their number.
+    """
+    number = 0
+    for micro in micro_batches:
+        if len(micro.chosen):
+            yield micro, rule.weights(micro).weights, len(micro.chosen)
+            number += 1
+    for _ in range(count - number):
+        yield *padding(device), 0
 
 
 class LossFigures:

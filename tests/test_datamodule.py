@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,8 @@ class Played(pl.Callback):
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         play = trainer.datamodule.play
 
-        def note_and_play(jobs: list[EpisodeJob], temperature: float) -> Any:
+        def note_and_play(drawn: Iterable[EpisodeJob], temperature: float) -> Any:
+            jobs = list(drawn)
             self.calls.append((len(jobs), temperature, weights(pl_module)))
             return play(jobs, temperature)
 

@@ -10,14 +10,14 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, tee
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
-from gigpo_lightning.batch import MicroBatch, Minibatch, cut_by_tokens
+from gigpo_lightning.batch import LazyMicroBatches, MicroBatch, Minibatch, cut_by_tokens
 from gigpo_lightning.credit import Credit
 from gigpo_lightning.curriculum import Stage
 from gigpo_lightning.envs.base import TaskSet
@@ -28,6 +28,8 @@ from gigpo_lightning.rollout.report import RolloutReport
 from gigpo_lightning.rollout.rescore import Rescore, no_rescore
 from gigpo_lightning.rollout.store import RolloutStore, RolloutWriter
 from gigpo_lightning.trajectory import Episode, Group
+
+_Item = TypeVar("_Item")
 
 
 @dataclass(slots=True)
@@ -59,8 +61,8 @@ class IterationSpec:
     credited_episodes: int = 128
 
 
-Play = Callable[[list[EpisodeJob], float], Iterable[Episode]]
-"""From jobs and a temperature: their episodes, in order."""
+Play = Callable[[Iterator[EpisodeJob], float], Iterable[Episode]]
+"""From jobs, which are drawn as they are needed, and a temperature: their episodes, in order."""
 CreditGroups = Callable[[Sequence[Group]], Credit]
 """Called once for every part of an iteration, in order. Values of a critic, and what a detector must remember within an
 iteration, are its own."""
@@ -89,21 +91,22 @@ def run_iteration(
         path: The file to write.
     """
     clock = _Clock()
+    groups_here = len(range(spec.rank, spec.groups, spec.world))
     jobs = plan_iteration(
         {s.name: stage_tasks(s) for s in (stage, *controls.rehearsal)},
         stage,
         controls.rehearsal,
         split="train",
-        groups=len(range(spec.rank, spec.groups, spec.world)),
+        groups=groups_here,
         members=spec.members,
         seed=spec.seed,
         rank=spec.rank,
         iteration=spec.iteration,
     )
-    clock.lap("tasks")
     report = RolloutReport()
-    groups = played_groups(jobs, play([member for job in jobs for member in job.members], controls.temperature))
-    stages = (job.stage for job in jobs)
+    jobs, played, named = tee(clock.apart("tasks", jobs), 3)
+    groups = played_groups(played, play((member for job in jobs for member in job.members), controls.temperature))
+    stages = (job.stage for job in named)
     step_groups = 0
     with RolloutWriter(path) as writer:
         while part := list(islice(groups, max(1, spec.credited_episodes // spec.members))):
@@ -124,21 +127,21 @@ def run_iteration(
     clock.lap("store")
     _sum_over_processes(report, spec.world)
     clock.lap("report")
-    figures = _figures(clock.laps, stats(), len(jobs) * spec.members)
+    figures = _figures(clock.laps, stats(), groups_here * spec.members)
     report.settle(_over_processes(figures, spec.world))
     return store, report
 
 
-def played_groups(jobs: Sequence[GroupJob], episodes: Iterable[Episode]) -> Iterator[Group]:
+def played_groups(jobs: Iterator[GroupJob], episodes: Iterable[Episode]) -> Iterator[Group]:
     """The groups, in order, as soon as all their episodes are there; all episodes are asked for."""
-    waiting, members = iter(jobs), list[Episode]()
-    job = next(waiting, None)
+    members: list[Episode] = []
+    job = None
     for episode in episodes:
-        assert job is not None
+        job = job or next(jobs)
         members.append(episode)
         if len(members) == len(job.members):
             yield Group(job.task.id, str(job.task.difficulty.get("type", "")), tuple(members))
-            job, members = next(waiting, None), []
+            job, members = None, []
 
 
 def minibatches_of(
@@ -170,7 +173,8 @@ def minibatches_of(
         for part in parts:
             rows = trainable[part]
             cuts = cut_by_tokens([int(store.token_counts[r]) for r in rows], max_tokens)
-            yield Minibatch(tuple(micro_batch([int(rows[i]) for i in cut]) for cut in cuts), temperature)
+            numbers = [[int(rows[i]) for i in cut] for cut in cuts]
+            yield Minibatch(LazyMicroBatches(micro_batch, numbers), temperature)
 
 
 def rollout_path(folder: Path, iteration: int, rank: int, keep: int) -> Path:
@@ -194,6 +198,18 @@ class _Clock:
         now = time.perf_counter()
         self.laps[name] += now - self._last
         self._last = now
+
+    def apart(self, name: str, items: Iterator[_Item]) -> Iterator[_Item]:
+        """The items; the time that they need counts under `name`, not in the lap in which they are asked for."""
+        while True:
+            begin = time.perf_counter()
+            item = next(items, None)
+            spent = time.perf_counter() - begin
+            self.laps[name] += spent
+            self._last += spent
+            if item is None:
+                return
+            yield item
 
 
 def _figures(laps: dict[str, float], stats: CollectorStats, episodes: int) -> dict[str, float]:

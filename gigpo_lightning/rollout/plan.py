@@ -5,7 +5,7 @@ So a resumed run plays the same, and an evaluation never moves the training stre
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,10 +43,9 @@ def plan_iteration(
     seed: int,
     rank: int,
     iteration: int,
-) -> list[GroupJob]:
-    """The groups of one iteration on one process. `tasks` holds the task set of every stage by name."""
+) -> Iterator[GroupJob]:
+    """The groups of one iteration on one process, one by one. `tasks` holds the task set of every stage by name."""
     random = generator(_TASKS, seed, rank, iteration)
-    jobs = []
     for number in range(groups):
         earlier = bool(rehearsal) and random.random() < stage.rehearsal
         chosen = rehearsal[int(random.integers(len(rehearsal)))] if earlier else stage
@@ -54,8 +53,7 @@ def plan_iteration(
         task = task_set.get(split, int(random.integers(task_set.len(split))))
         seeds = [(_EPISODES, seed, rank, iteration, number, member) for member in range(members)]
         episode_jobs = tuple(EpisodeJob(task, chosen.max_turns, s) for s in seeds)
-        jobs.append(GroupJob(task, chosen.name, episode_jobs))
-    return jobs
+        yield GroupJob(task, chosen.name, episode_jobs)
 
 
 def plan_rows(
