@@ -155,7 +155,12 @@ class Collector:
                 self._note_error(state)
                 continue
             context = EpisodeContext(
-                self._policy.prompt, self._rule, state.instruction, state.observation, state.admissible
+                self._policy.prompt,
+                self._rule,
+                state.instruction,
+                state.observation,
+                state.admissible,
+                anchor=state.anchor,
             )
             context.require_room(self._reserve(state), job.task.id)
             random = np.random.Generator(np.random.Philox(np.random.SeedSequence(job.seed)))
@@ -221,7 +226,9 @@ class Collector:
                 row.end = EndReason.TRUNCATED
             else:
                 reserve = self._reserve(state)
-                row.context.observe(state.observation, reserve, state.admissible)
+                row.context.observe(
+                    state.observation, reserve, state.admissible, anchor=state.anchor, reward=state.reward
+                )
                 if row.context.room < reserve:
                     row.end = EndReason.CONTEXT_LIMIT
                 else:
