@@ -26,6 +26,7 @@ from gigpo_lightning.policy.engine_options import EngineOptions
 from gigpo_lightning.rollout.collection import CreditRule
 from gigpo_lightning.rollout.collector import EpisodeJob
 from gigpo_lightning.rollout.context import SegmentRule
+from gigpo_lightning.rollout.crediting import Crediting
 from gigpo_lightning.rollout.evaluation import EvaluationBatch, EvaluationRule, Place, plan
 from gigpo_lightning.rollout.iteration import Controls, IterationSpec, minibatches_of, rollout_path, run_iteration
 from gigpo_lightning.rollout.loaders import Evaluations, Iterations
@@ -36,7 +37,6 @@ from gigpo_lightning.rollout.report import RolloutReport
 from gigpo_lightning.rollout.rescore import Rescored, no_rescore
 from gigpo_lightning.rollout.sampler import Sampler
 from gigpo_lightning.rollout.store import RolloutStore
-from gigpo_lightning.rollout.values import rate
 from gigpo_lightning.trajectory import Episode
 
 # Frozen, so that all datamodules may share them as defaults.
@@ -106,19 +106,17 @@ class RolloutDataModule(pl.LightningDataModule):
         seed: int = 0,
     ):
         super().__init__()
-        check_counts(1, groups=groups, passes=passes, minibatches=minibatches, rows=rows, keep_rollouts=keep_rollouts)
-        check_counts(
-            1, max_tokens_per_batch=max_tokens_per_batch, max_action_tokens=max_action_tokens, max_turns=max_turns
-        )
+        check_counts(1, groups=groups, passes=passes, minibatches=minibatches, max_turns=max_turns, rows=rows)
+        check_counts(1, max_tokens_per_batch=max_tokens_per_batch, max_action_tokens=max_action_tokens)
+        check_counts(1, keep_rollouts=keep_rollouts)
         check_counts(0, max_env_errors=max_env_errors, env_workers=env_workers, transcripts=transcripts, seed=seed)
         check_sampling(members, lam, credit, temperature, entropy_coef, env_deadline_s)
-        self.tasks = tasks
-        self.groups, self.members, self.transcripts = groups, members, transcripts
-        self.passes, self.minibatches = passes, minibatches
+        self.tasks, self.transcripts = tasks, transcripts
+        self.groups, self.members, self.passes, self.minibatches = groups, members, passes, minibatches
         self.max_tokens_per_batch, self.skip_zero_advantage = max_tokens_per_batch, skip_zero_advantage
-        self.credit_rule, self.segment_rule, self.evaluation = credit, segments, evaluation
-        self.max_turns, self.rows, self.constrain = max_turns, rows, constrain
-        self.max_action_tokens = max_action_tokens
+        self.crediting = Crediting(credit, self._acting, max_tokens_per_batch)
+        self.segment_rule, self.evaluation, self.max_turns = segments, evaluation, max_turns
+        self.rows, self.constrain, self.max_action_tokens = rows, constrain, max_action_tokens
         self.rollout_dir, self.keep_rollouts, self.seed = rollout_dir, keep_rollouts, seed
         self.given = {"lam": lam, "temperature": temperature, "entropy_coef": entropy_coef}
         self.controls = Controls(**{n: given for n, given in self.given.items() if given is not None})  # type: ignore[arg-type]
@@ -135,7 +133,7 @@ class RolloutDataModule(pl.LightningDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         stage = self.controls.stage.name if self.controls.stage else None
-        return {"iteration": self.iteration, "seed": self.seed, "stage": stage}
+        return {"iteration": self.iteration, "seed": self.seed, "stage": stage, "credit": self.crediting.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         fitting = self.trainer is None or self.trainer.state.fn == TrainerFn.FITTING
@@ -146,6 +144,7 @@ class RolloutDataModule(pl.LightningDataModule):
             )
         self.iteration = int(state_dict["iteration"])
         self._reached = state_dict["stage"]
+        self.crediting.load_state_dict(state_dict["credit"])
 
     # -- tasks ---------------------------------------------------------------------------------------------------------
 
@@ -178,10 +177,10 @@ class RolloutDataModule(pl.LightningDataModule):
     def setup(self, stage: str) -> None:
         self.player.sampler.check(self.policy)
 
-    def play(self, jobs: list[EpisodeJob], temperature: float) -> list[Episode]:
-        """Play the jobs with the present policy; episodes in the order of the jobs."""
+    def play(self, jobs: list[EpisodeJob], temperature: float) -> Iterator[Episode]:
+        """Play the jobs with the present policy, which acts until all are asked for; episodes in order of the jobs."""
         with self._acting() as policy:
-            return self.player.play(policy, jobs, temperature)
+            yield from self.player.play(policy, jobs, temperature)
 
     def _rescore(self, store: RolloutStore, rows: np.ndarray, temperature: float, max_tokens: int) -> Rescored | None:
         """What the policy says of rows that another engine sampled, as it acted."""
@@ -205,9 +204,8 @@ class RolloutDataModule(pl.LightningDataModule):
             self.stage_tasks,
             self.play,
             lambda: self.player.stats,
-            self.credit_rule,
+            self.crediting,
             rollout_path(folder, iteration, rank, self.keep_rollouts),
-            partial(rate, acting=self._acting, max_tokens=self.max_tokens_per_batch),
         )
         yield from minibatches_of(
             store,

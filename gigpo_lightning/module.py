@@ -97,7 +97,7 @@ class GiGPOModule(pl.LightningModule):
         if stage == "fit":
             check_strategy(self.trainer.strategy)
             data = self.trainer.datamodule  # type: ignore[attr-defined]
-            check_critic(self.loss.critic, data.credit_rule, data.skip_zero_advantage)
+            check_critic(self.loss.critic, data.crediting.rule, data.skip_zero_advantage)
 
     def configure_model(self) -> None:
         with float32_by_default():

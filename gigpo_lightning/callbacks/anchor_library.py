@@ -79,11 +79,14 @@ class AnchorLibrary(Callback):
 
     def add(self, data: Rollouts) -> dict[str, float]:
         """Merge the reported turns of all processes, and return the figures `anchors/library_*`."""
-        turns = data.report.credit_table
         iteration = data.iteration - 1
-        own = AnchorTable.of_turns(
-            turns.anchors, turns.step_returns, turns.texts, turns.stages, iteration, self.text_chars
-        )
+        own = AnchorTable()
+        for turns in data.report.credit_tables():
+            own.merge(
+                AnchorTable.of_turns(
+                    turns.anchors, turns.step_returns, turns.texts, turns.stages, iteration, self.text_chars
+                )
+            )
         batch = _of_all_processes(own)
         new = sum(key not in self.table for key in batch.keys)
         if self.reset_every and iteration > 0 and iteration % self.reset_every == 0:

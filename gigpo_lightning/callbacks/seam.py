@@ -7,7 +7,7 @@ The datamodule collects, these callbacks steer. They set `controls` in `on_fit_s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any, Protocol, TypeVar, cast
 
 import lightning.pytorch as pl
@@ -31,7 +31,7 @@ class Controls(Protocol):
 
 
 class CreditTable(Protocol):
-    """This rank's turns of the last iteration, one entry per turn."""
+    """Turns of the last iteration, one entry per turn."""
 
     anchors: Sequence[str]
     step_returns: Sequence[float] | np.ndarray
@@ -40,11 +40,11 @@ class CreditTable(Protocol):
 
 
 class Report(Protocol):
-    """What the last collection gave; figures are reduced over ranks, the credit table is this rank's own."""
+    """What the last collection gave; figures are reduced over ranks, the credit tables are of this rank's own turns."""
 
     metrics: MutableMapping[str, float]
     success: Mapping[str, tuple[int, int]]
-    credit_table: CreditTable
+    credit_tables: Callable[[], Iterable[CreditTable]]
     histograms: Mapping[str, np.ndarray]
     transcripts: Sequence[str]
 

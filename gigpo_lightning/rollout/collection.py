@@ -5,14 +5,18 @@ Pure: the options of credit as one value, and what an iteration says about itsel
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from gigpo_lightning.credit import Credit, Values, credit_groups
+from gigpo_lightning.detectors.base import Detector, Embed
+from gigpo_lightning.detectors.named import make_detector
 from gigpo_lightning.estimators import CRITIC_ESTIMATORS
-from gigpo_lightning.rollout.report import CreditTable, RolloutReport, Tally
+from gigpo_lightning.rollout.report import RolloutReport
 from gigpo_lightning.rollout.transcript import credit_notes, transcript
 from gigpo_lightning.trajectory import EndReason, Episode, Group, Turn
 
@@ -33,6 +37,9 @@ class CreditRule:
         invalid_penalty: What an invalid action costs its own turn.
         format_penalty: What an answer that breaks its format costs its own turn; an invalid action in it costs both.
         penalty_in_returns: Whether they enter the returns, too.
+        detector: Which turns of a group left the same state: `exact`, `window`, `similarity`, `embedding`, or a class
+            with options: ExactDetector, WindowDetector, SimilarityDetector, EmbeddingDetector, ManualDetector,
+            HybridDetector, or one of your own.
         gae_lambda: λ of ppo's GAE, in [0, 1]: 0 trusts the critic alone, 1 the returns alone.
         n_steps: Turns of a2c's n-step returns, at least 1.
     """
@@ -46,6 +53,7 @@ class CreditRule:
     invalid_penalty: float = 0.1
     format_penalty: float = 0.0
     penalty_in_returns: bool = False
+    detector: Detector | str = "exact"
     gae_lambda: float = 0.95
     n_steps: int = 5
 
@@ -55,9 +63,10 @@ class CreditRule:
         turn = Turn("", "", 0.0, "", valid=True, admissible=True, tokens=1)
         smallest = [Group("", "", (Episode("", "", (turn,), (), EndReason.TERMINATED, won=True),))]
         try:  # credit checks its own options: one turn shows a bad one before anything is played
+            make_detector("detector", self.detector)
             nothing = Values(torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64))
             for estimator in (self.estimator, "gigpo", *CRITIC_ESTIMATORS):  # together they read all options
-                self._credit(smallest, 1.0, estimator, nothing)
+                self._credit(smallest, 1.0, estimator, "exact", values=nothing)  # a detector must not remember this
         except ValueError as error:
             raise ValueError(f"data.credit.{error}") from None
 
@@ -85,11 +94,32 @@ class CreditRule:
             return 0.0 if self.estimator == "step" else 1.0
         return lam if self.combine == "convex" else 1.0 / (1.0 + self.omega)
 
-    def credit(self, groups: Sequence[Group], lam: float, values: Values | None = None) -> Credit:
-        """One advantage per turn of these groups, at the present λ, from the critic's values where it has one."""
-        return self._credit(groups, lam, self.estimator, values)
+    def credit(
+        self,
+        groups: Sequence[Group],
+        lam: float,
+        values: Values | None = None,
+        *,
+        detector: Detector | None = None,
+        iteration: int = 0,
+        embed: Embed | None = None,
+    ) -> Credit:
+        """One advantage per turn of these groups, at the present λ, from the critic's values where it has one.
 
-    def _credit(self, groups: Sequence[Group], lam: float, estimator: str, values: Values | None) -> Credit:
+        `detector` is the rule's one with its memory.
+        """
+        return self._credit(groups, lam, self.estimator, detector or self.detector, iteration, embed, values)
+
+    def _credit(
+        self,
+        groups: Sequence[Group],
+        lam: float,
+        estimator: str,
+        detector: Detector | str,
+        iteration: int = 0,
+        embed: Embed | None = None,
+        values: Values | None = None,
+    ) -> Credit:
         return credit_groups(
             groups,
             estimator=estimator,
@@ -101,30 +131,29 @@ class CreditRule:
             invalid_penalty=self.invalid_penalty,
             format_penalty=self.format_penalty,
             penalty_in_returns=self.penalty_in_returns,
+            detector=detector,
+            iteration=iteration,
+            embed=embed,
             gae_lambda=self.gae_lambda,
             n_steps=self.n_steps,
             values=values,
         )
 
 
-def make_report(groups: Sequence[Group], stages: Sequence[str], credit: Credit, transcripts: int) -> RolloutReport:
-    """The figures of an iteration on this process, its turns for the anchor library, and a few transcripts."""
-    tally = Tally()
-    tally.add_groups(groups, stages, credit)
-    report = RolloutReport(tally=tally, credit_table=CreditTable(step_returns=credit.step_return.numpy()))
-    report.histograms["anchors/step_group_sizes"] = credit.step_group_sizes.numpy()
-    sizes = credit.step_group_ids.bincount().tolist()
-    table, offset = report.credit_table, 0
-    for group, stage in zip(groups, stages, strict=True):
-        for episode in group.episodes:
-            turns = slice(offset, offset + len(episode.turns))
-            offset = turns.stop
-            # Equal keys of different tasks are different anchors.
-            table.anchors += [f"{group.task_id}|{turn.anchor}" for turn in episode.turns]
-            table.texts += [turn.observation for turn in episode.turns]
-            table.stages += [stage] * len(episode.turns)
-            if len(report.transcripts) < transcripts:
-                members = credit.step_group_ids[turns].tolist()
-                notes = credit_notes(episode, members, [sizes[m] for m in members], credit.advantage[turns].tolist())
-                report.transcripts.append(transcript(episode, notes))
-    return report
+def add_to_report(
+    report: RolloutReport, groups: Sequence[Group], stages: Sequence[str], credit: Credit, transcripts: int
+) -> None:
+    """Count groups and their credit, until `transcripts` are there with a transcript of every episode."""
+    report.tally.add_groups(groups, stages, credit)
+    name, sizes = "anchors/step_group_sizes", credit.step_group_sizes.numpy()
+    report.histograms[name] = np.concatenate([report.histograms.get(name, sizes[:0]), sizes])
+    missing = transcripts - len(report.transcripts)
+    if missing <= 0:
+        return
+    members_of, offset = Counter(credit.step_group_ids.tolist()), 0
+    for episode in [episode for group in groups for episode in group.episodes][:missing]:
+        turns = slice(offset, offset + len(episode.turns))
+        offset = turns.stop
+        ids = credit.step_group_ids[turns].tolist()
+        notes = credit_notes(episode, ids, [members_of[i] for i in ids], credit.advantage[turns].tolist())
+        report.transcripts.append(transcript(episode, notes))

@@ -111,7 +111,7 @@ class Outcome(NamedTuple):
     ill_formed: int = 0  # turns whose answer broke its format
 
 
-def outcomes(jobs: Sequence[EpisodeJob], episodes: Sequence[Episode]) -> list[Outcome]:
+def outcomes(jobs: Sequence[EpisodeJob], episodes: Iterable[Episode]) -> list[Outcome]:
     """What is counted of played jobs."""
     return [
         Outcome(

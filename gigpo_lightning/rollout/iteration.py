@@ -1,6 +1,7 @@
 """One iteration's collection: plan, play, credit, report, write. Its result is the rows to train on.
 
-Knows the collector and the rules, not Lightning: rank and number of processes come in as numbers.
+Complete groups are credited and written while later ones are played, and then forgotten: memory does not grow with
+their number. Knows the collector, not Lightning: rank and number of processes come in as numbers.
 """
 
 from __future__ import annotations
@@ -8,8 +9,10 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +22,13 @@ import torch
 from gigpo_lightning.batch import MicroBatch, Minibatch, cut_by_tokens
 from gigpo_lightning.curriculum import Stage
 from gigpo_lightning.envs.base import TaskSet
-from gigpo_lightning.rollout.collection import CreditRule, make_report
+from gigpo_lightning.rollout.collection import add_to_report
 from gigpo_lightning.rollout.collector import CollectorStats, EpisodeJob
+from gigpo_lightning.rollout.crediting import Crediting
 from gigpo_lightning.rollout.plan import GroupJob, plan_iteration, plan_rows
 from gigpo_lightning.rollout.report import RolloutReport
 from gigpo_lightning.rollout.rescore import Rescore, no_rescore
-from gigpo_lightning.rollout.store import RolloutStore, RolloutWriter
-from gigpo_lightning.rollout.values import Rate
+from gigpo_lightning.rollout.store import RolloutStore, RolloutWriter, merged_moments
 from gigpo_lightning.trajectory import Episode, Group
 
 # Of the normalisation over an iteration: as in groups, and where a standard deviation is round-off.
@@ -47,7 +50,10 @@ class Controls:
 
 @dataclass(frozen=True, slots=True)
 class IterationSpec:
-    """The numbers of one iteration on one process; `groups` are all groups, over all processes."""
+    """The numbers of one iteration on one process; `groups` are all groups, over all processes.
+
+    `credited_episodes` are about as many as are credited and written at a time; no result depends on it.
+    """
 
     iteration: int
     groups: int
@@ -56,9 +62,11 @@ class IterationSpec:
     rank: int
     world: int
     transcripts: int
+    credited_episodes: int = 128
 
 
-Play = Callable[[list[EpisodeJob], float], list[Episode]]
+Play = Callable[[list[EpisodeJob], float], Iterable[Episode]]
+"""From jobs and a temperature: their episodes, in order."""
 
 
 def run_iteration(
@@ -68,11 +76,21 @@ def run_iteration(
     stage_tasks: Callable[[Stage], TaskSet],
     play: Play,
     stats: Callable[[], CollectorStats],
-    rule: CreditRule,
+    crediting: Crediting,
     path: Path,
-    rate: Rate | None = None,
 ) -> tuple[RolloutStore, RolloutReport]:
-    """Play the groups of an iteration, credit them, write them to `path` and report. A critic is asked by `rate`."""
+    """Play the groups of an iteration, credit them, write them to `path` and report.
+
+    Args:
+        spec: The numbers of the iteration.
+        controls: What is played how.
+        stage: The stage being played.
+        stage_tasks: The tasks of a stage.
+        play: Plays episodes.
+        stats: What they cost.
+        crediting: Credits the groups, some at a time.
+        path: The file to write.
+    """
     clock = _Clock()
     jobs = plan_iteration(
         {s.name: stage_tasks(s) for s in (stage, *controls.rehearsal)},
@@ -86,36 +104,51 @@ def run_iteration(
         iteration=spec.iteration,
     )
     clock.lap("tasks")
-    groups = play_groups(jobs, play, controls.temperature)
+    report = RolloutReport()
+    groups = played_groups(jobs, play([member for job in jobs for member in job.members], controls.temperature))
+    stages = (job.stage for job in jobs)
+    step_groups = 0
+    with RolloutWriter(path) as writer, crediting.of_iteration(spec.iteration, controls.lam) as own:
+        while part := list(islice(groups, max(1, spec.credited_episodes // spec.members))):
+            clock.lap("play")
+            values = own.values(part)
+            clock.lap("values")
+            credit = own.credit(part, values)
+            credit = replace(credit, step_group_ids=credit.step_group_ids + step_groups)  # unique in the file
+            step_groups += len(credit.step_group_sizes)
+            clock.lap("credit")
+            names = list(islice(stages, len(part)))
+            add_to_report(report, part, names, credit, spec.transcripts)
+            clock.lap("report")
+            writer.write(part, names, credit)
+            clock.lap("store")
+            del part, credit  # before the next are played
     clock.lap("play")
-    values = None
-    if rule.needs_critic and rate is not None:
-        values = rate(groups)
-        clock.lap("values")
-    credit = rule.credit(groups, controls.lam, values)
-    clock.lap("credit")
-    names = [job.stage for job in jobs]
-    report = make_report(groups, names, credit, spec.transcripts)
+    store = RolloutStore(path)
+    report.credit_tables = store.credit_tables
+    if crediting.rule.normalises_iteration:
+        store.normalise(*_mean_and_scale(_gathered(store.moments(), spec.world)))
+    clock.lap("store")
     _sum_over_processes(report, spec.world)
     clock.lap("report")
-    with RolloutWriter(path) as writer:
-        writer.write(groups, names, credit)
-    store = RolloutStore(path)
-    if rule.normalises_iteration:
-        store.normalise(*_mean_and_scale(_gathered(dict(enumerate(store.moments())), spec.world)))
-    clock.lap("store")
-    figures = _over_processes(_figures(clock.laps, stats(), len(groups) * spec.members), spec.world)
-    report.settle({**figures, "credit/lambda": rule.share(controls.lam)})
+    figures = _figures(clock.laps, stats(), len(jobs) * spec.members)
+    figures = _over_processes(figures, spec.world)
+    report.settle({**figures, "credit/lambda": crediting.rule.share(controls.lam)})
+    density = report.metrics["anchors/density"]
+    report.metrics.update(crediting.end_iteration(density, partial(_gathered, world=spec.world)))
     return store, report
 
 
-def play_groups(jobs: Sequence[GroupJob], play: Play, temperature: float) -> list[Group]:
-    """Play all members of all groups together; the groups in their order."""
-    episodes = iter(play([member for job in jobs for member in job.members], temperature))
-    return [
-        Group(job.task.id, str(job.task.difficulty.get("type", "")), tuple(next(episodes) for _ in job.members))
-        for job in jobs
-    ]
+def played_groups(jobs: Sequence[GroupJob], episodes: Iterable[Episode]) -> Iterator[Group]:
+    """The groups, in order, as soon as all their episodes are there; all episodes are asked for."""
+    waiting, members = iter(jobs), list[Episode]()
+    job = next(waiting, None)
+    for episode in episodes:
+        assert job is not None
+        members.append(episode)
+        if len(members) == len(job.members):
+            yield Group(job.task.id, str(job.task.difficulty.get("type", "")), tuple(members))
+            job, members = next(waiting, None), []
 
 
 def minibatches_of(
@@ -151,17 +184,12 @@ def minibatches_of(
             yield Minibatch(tuple(micro_batch([int(rows[i]) for i in cut]) for cut in cuts), temperature)
 
 
-def _mean_and_scale(parts: Sequence[dict[Any, float]]) -> tuple[float, float]:
+def _mean_and_scale(parts: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
     """What `RolloutStore.normalise` needs for mean 0 and standard deviation 1 over all processes, from their moments.
 
     Equal advantages, up to round-off, become 0.
     """
-    n, mean, squares = 0.0, 0.0, 0.0
-    for count, own_mean, own_squares in (part.values() for part in parts):
-        difference = own_mean - mean
-        total = max(n + count, 1.0)
-        squares += own_squares + difference**2 * n * count / total
-        mean, n = mean + difference * count / total, n + count
+    n, mean, squares = merged_moments(parts)
     std = math.sqrt(squares / max(n - 1.0, 1.0))
     return mean, 1.0 / (std + _EPS) if std > _ROUND_OFF * abs(mean) else 0.0
 
@@ -177,15 +205,16 @@ def rollout_path(folder: Path, iteration: int, rank: int, keep: int) -> Path:
 
 
 class _Clock:
-    """Seconds between laps."""
+    """Seconds between laps, added up by name."""
 
     def __init__(self) -> None:
-        self.laps: dict[str, float] = {}
+        self.laps: defaultdict[str, float] = defaultdict(float)
         self._last = time.perf_counter()
 
     def lap(self, name: str) -> None:
         now = time.perf_counter()
-        self.laps[name], self._last = now - self._last, now
+        self.laps[name] += now - self._last
+        self._last = now
 
 
 def _figures(laps: dict[str, float], stats: CollectorStats, episodes: int) -> dict[str, float]:
@@ -195,6 +224,7 @@ def _figures(laps: dict[str, float], stats: CollectorStats, episodes: int) -> di
         "time/environment_s": stats.env_s + laps["tasks"],
         "time/policy_s": stats.policy_s,
         "time/collector_s": laps["play"] - stats.env_s - stats.policy_s,
+        "time/values_s": laps["values"],
         "time/credit_s": laps["credit"],
         "time/report_s": laps["report"],
         "time/store_s": laps["store"],
@@ -204,7 +234,6 @@ def _figures(laps: dict[str, float], stats: CollectorStats, episodes: int) -> di
         "time/env_steps_per_s": stats.steps / play_s,
         "time/episodes_per_s": episodes / total_s,
         "rollout/env_errors": float(len(stats.env_errors)),
-        **{f"time/{name}_s": laps[name] for name in ("values",) if name in laps},
     }
 
 
@@ -225,7 +254,7 @@ def _over_processes(figures: dict[str, float], world: int) -> dict[str, float]:
     return {n: sum(v) if n.endswith(("_per_s", "_errors")) else max(v) for n, v in values.items()}
 
 
-def _gathered(own: dict[Any, float], world: int) -> list[dict[Any, float]]:
+def _gathered(own: Any, world: int) -> list[Any]:
     """The values of all processes, in order of rank."""
     if world == 1:
         return [own]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from gigpo_lightning.credit import Credit
+from gigpo_lightning.credit import Credit, credit_figures
 from gigpo_lightning.functional.values import explained_variance
 from gigpo_lightning.trajectory import EndReason, Episode, Group
 
@@ -33,13 +33,11 @@ class Tally:
         for group, stage in zip(groups, stages, strict=True):
             for episode in group.episodes:
                 self._add_episode(episode, stage, group.task_type)
-        turns = len(credit.advantage)
-        self.sums["credited_turns"] += turns
-        for name, value in credit.figures.items():
-            self.sums[f"credit.{name}"] += value * turns
+        for name, value in credit.sums.items():
+            self.sums[f"credit.{name}"] += value
         if credit.value is not None and credit.value_target is not None:
             error = credit.value_target - credit.value
-            self.sums["critic.turns"] += turns
+            self.sums["critic.turns"] += len(error)
             for name, values in (("value", credit.value), ("target", credit.value_target), ("error", error)):
                 self.sums[f"critic.{name}"] += float(values.sum())
                 self.sums[f"critic.{name}_squared"] += float((values**2).sum())
@@ -61,7 +59,7 @@ class Tally:
             sums[f"{key}.won"] += episode.won
 
     def metrics(self) -> dict[str, float]:
-        """`rollout/*`, `anchors/*`, `credit/*` figures; those of credit are means over processes, weighted by turns."""
+        """`rollout/*`, `anchors/*` and `credit/*` figures of all that was counted."""
         sums, episodes, turns = self.sums, max(self.sums["episodes"], 1), max(self.sums["turns"], 1)
         figures = {
             "rollout/success": sums["won"] / episodes,
@@ -77,9 +75,10 @@ class Tally:
             figures[f"rollout/end_{end.value}"] = sums[f"end.{end.value}"] / episodes
         for name, (won, played) in self.rates("type").items():
             figures[f"rollout/success_{name}"] = won / played
-        credited = max(sums["credited_turns"], 1)
-        for name, key in CREDIT_FIGURES.items():
-            figures[key] = sums[f"credit.{name}"] / credited
+        prefix = "credit."
+        credited = {name[len(prefix) :]: value for name, value in sums.items() if name.startswith(prefix)}
+        if credited:
+            figures |= {CREDIT_FIGURES[name]: value for name, value in credit_figures(credited).items()}
         return figures | self._critic()
 
     def _critic(self) -> dict[str, float]:
@@ -103,20 +102,23 @@ class Tally:
 
 @dataclass(slots=True)
 class CreditTable:
-    """This process's turns of an iteration as the anchor library needs them, in one order."""
+    """Turns as the anchor library needs them, in one order."""
 
-    step_returns: np.ndarray = field(default_factory=lambda: np.zeros(0))
-    anchors: list[str] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
-    stages: list[str] = field(default_factory=list)
+    step_returns: np.ndarray
+    anchors: list[str]
+    texts: list[str]
+    stages: list[str]
 
 
 @dataclass(slots=True)
 class RolloutReport:
-    """What an iteration says about itself. `metrics` and `success` are over all processes once `settle` was called."""
+    """What an iteration says about itself. `metrics` and `success` are over all processes once `settle` was called.
+
+    `credit_tables` reads the turns of this process, a part of them at a time.
+    """
 
     tally: Tally = field(default_factory=Tally)
-    credit_table: CreditTable = field(default_factory=CreditTable)
+    credit_tables: Callable[[], Iterable[CreditTable]] = tuple
     metrics: dict[str, float] = field(default_factory=dict)
     success: dict[str, tuple[int, int]] = field(default_factory=dict)
     histograms: dict[str, np.ndarray] = field(default_factory=dict)

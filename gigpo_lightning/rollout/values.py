@@ -5,8 +5,7 @@ The rows are packed as in the update and run under the weights that sampled. Kno
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -17,16 +16,13 @@ from gigpo_lightning.policy.base import BasePolicy
 from gigpo_lightning.rollout.demonstrations import pack_row
 from gigpo_lightning.trajectory import EndReason, Group, Segment
 
-Rate = Callable[[Sequence[Group]], Values]
-"""From played groups to what the critic says of them."""
 
-
-def rate(groups: Sequence[Group], acting: Callable[[], AbstractContextManager[BasePolicy]], max_tokens: int) -> Values:
+def rate(groups: Sequence[Group], policy: BasePolicy, max_tokens: int) -> Values:
     """The values of all states in which something was answered, and of those that unfinished episodes were left in.
 
     Args:
         groups: Played with `leave_open`.
-        acting: The policy as it sampled, with a critic; all processes must enter.
+        policy: As it sampled, with a critic.
         max_tokens: Tokens of a micro-batch.
 
     Raises:
@@ -34,8 +30,7 @@ def rate(groups: Sequence[Group], acting: Callable[[], AbstractContextManager[Ba
     """
     episodes = [episode for group in groups for episode in group.episodes]
     segments = [segment for episode in episodes for segment in episode.segments]
-    with acting() as policy:
-        found = iter(_of_segments(segments, policy, max_tokens))
+    found = iter(_of_segments(segments, policy, max_tokens))
     turns: list[np.ndarray] = []
     ends = []
     for episode in episodes:

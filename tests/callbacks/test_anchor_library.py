@@ -117,7 +117,7 @@ def report(data: TinyRollouts, pairs: list[tuple[str, float]]) -> TinyRollouts:
     keys = [key for key, _ in pairs]
     table = CreditTable(keys, np.array([value for _, value in pairs]), ["x" * 200] * len(keys), ["s"] * len(keys))
     data.iteration += 1
-    data.report = Report(credit_table=table)
+    data.report = Report(credit_tables=lambda: [table])
     return data
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ class CreditTable:
 class Report:
     metrics: dict[str, float] = field(default_factory=dict)
     success: dict[str, tuple[int, int]] = field(default_factory=dict)
-    credit_table: CreditTable = field(default_factory=lambda: CreditTable([], np.zeros(0), [], []))
+    credit_tables: Callable[[], Sequence[CreditTable]] = tuple
     histograms: dict[str, np.ndarray] = field(default_factory=dict)
     transcripts: list[str] = field(default_factory=list)
 
@@ -92,7 +92,7 @@ class TinyRollouts(pl.LightningDataModule):
         self.report = Report(
             metrics={"rollout/success": rate, "anchors/density": 0.2, "time/iteration": 1.0},
             success={stage: (round(10 * rate), 10)},
-            credit_table=table,
+            credit_tables=lambda: [table],
             histograms={"anchors/group_size": rng.integers(1, 9, 30).astype(np.float64)},
             transcripts=["task: put a pan on the table\n> look"],
         )
