@@ -132,6 +132,8 @@ def run_iteration(
     _sum_over_processes(report, spec.world)
     clock.lap("report")
     figures = _figures(clock.laps, stats(), len(jobs) * spec.members)
+    if crediting.rule.needs_critic:
+        figures["time/values_s"] = clock.laps["values"]
     figures = _over_processes(figures, spec.world)
     report.settle({**figures, "credit/lambda": crediting.rule.share(controls.lam)})
     density = report.metrics["anchors/density"]
@@ -224,7 +226,6 @@ def _figures(laps: dict[str, float], stats: CollectorStats, episodes: int) -> di
         "time/environment_s": stats.env_s + laps["tasks"],
         "time/policy_s": stats.policy_s,
         "time/collector_s": laps["play"] - stats.env_s - stats.policy_s,
-        "time/values_s": laps["values"],
         "time/credit_s": laps["credit"],
         "time/report_s": laps["report"],
         "time/store_s": laps["store"],
