@@ -136,7 +136,7 @@ def run_iteration(
         while part := list(islice(groups, max(1, spec.credited_episodes // spec.members))):
             clock.lap("play")
             values = crediting.values(part)
-            clock.lap("values")
+            clock.lap("credit" if values is None else "values")
             credit = crediting.credit(part, values)
             credit = replace(credit, step_group_ids=credit.step_group_ids + step_groups)  # unique in the file
             step_groups += len(credit.step_group_sizes)
@@ -157,6 +157,8 @@ def run_iteration(
     _sum_over_processes(report, spec.world)
     clock.lap("report")
     figures = _figures(clock.laps, stats(), groups_here * spec.members)
+    if "values" in clock.laps:
+        figures["time/values_s"] = clock.laps["values"]
     report.settle(_over_processes(figures, spec.world))
     return store, report
 
@@ -225,7 +227,6 @@ def _figures(laps: dict[str, float], stats: CollectorStats, episodes: int) -> di
         "time/environment_s": stats.env_s + laps["tasks"],
         "time/policy_s": stats.policy_s,
         "time/collector_s": laps["play"] - stats.env_s - stats.policy_s,
-        "time/values_s": laps["values"],
         "time/credit_s": laps["credit"],
         "time/report_s": laps["report"],
         "time/store_s": laps["store"],
