@@ -27,6 +27,7 @@ from gigpo_lightning.placement import check_optimizer, check_strategy, settle_pr
 from gigpo_lightning.policy.base import BasePolicy
 from gigpo_lightning.policy.default_type import float32_by_default
 from gigpo_lightning.policy.finite import not_finite
+from gigpo_lightning.policy.identity import check_same_policy, identity_of
 from gigpo_lightning.rollout.collector import EpisodeJob
 from gigpo_lightning.rollout.evaluation import EvaluationBatch, outcomes, summarise
 from gigpo_lightning.rollout.options import check_loss, check_updates
@@ -262,22 +263,12 @@ class GiGPOModule(pl.LightningModule):
     # -- checkpoint ----------------------------------------------------------------------------------------------------
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["policy_identity"] = self.policy.identity()
+        checkpoint["policy_identity"] = identity_of(self.policy)
         checkpoint["bad_updates"] = self._bad_updates
         checkpoint["optimizer"] = described(self.trainer.optimizers[0]) if self.trainer.optimizers else None
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        saved, own = checkpoint.get("policy_identity"), self.policy.identity()
-        if saved is None:
-            raise ValueError("the checkpoint is not one of gigpo_lightning: it names no policy")
-        different = [
-            f"{k}: {saved.get(k)!r} there, {own.get(k)!r} here" for k in {**own, **saved} if saved.get(k) != own.get(k)
-        ]
-        if different:
-            raise ValueError(
-                f"the checkpoint is of another policy: {'; '.join(different)}; give the options of its run, or leave "
-                "ckpt_path out"
-            )
+        check_same_policy(checkpoint.get("policy_identity"), self.policy)
         weights = checkpoint.get("state_dict", {})  # none where a strategy has loaded them itself
         broken = not_finite(weights.items())
         if broken:

@@ -229,6 +229,7 @@ class CausalLMPolicy(BasePolicy):
         if self.lora is None:
             raise ValueError("policy.lora is null: there is no adapter to write; export the merged model instead")
         self._wrapped[0].save_pretrained(folder)
+        (folder / "README.md").unlink(missing_ok=True)  # peft's model card, whose every field is still to be filled
         if tokenizer:
             self.prompt.tokenizer.save_pretrained(folder)
 
