@@ -32,6 +32,7 @@ from gigpo_lightning.policy.pretrained import (
     load_model,
     load_tokenizer,
     model_without_values,
+    widest_layer,
 )
 from gigpo_lightning.suggest import did_you_mean
 
@@ -172,6 +173,11 @@ class CausalLMPolicy(BasePolicy):
                     f"{did_you_mean(name, known)} (there are: all-linear, {', '.join(known)})"
                 )
         targets = known if "all-linear" in lora.targets else list(lora.targets)
+        widest = widest_layer(self.model, targets)
+        if lora.r > widest:
+            raise ValueError(
+                f"policy.lora.r={lora.r}: the targets' layers have at most rank {widest}; 8 to 64 is usual"
+            )
         config = LoraConfig(
             r=lora.r,
             lora_alpha=lora.alpha,
