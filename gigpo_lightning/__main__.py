@@ -22,6 +22,7 @@ TOOL_COMMANDS = {
     "check": ("prove the installation, part by part", "gigpo_lightning.cli_install_check:run_check"),
     "plan": ("say what a run needs in memory and time, before it is started", "gigpo_lightning.cli_plan:run_plan"),
     "export": ("write the adapter or the merged model of a checkpoint", "gigpo_lightning.cli_export:run_export"),
+    "anchors": ("print the anchors that a run's library remembers", "gigpo_lightning.cli_anchors:run_anchors"),
 }
 # Commands of single worlds: command → (what it does, world → "module:function taking the rest of the command line").
 WORLD_COMMANDS = {
