@@ -18,7 +18,7 @@ from gigpo_lightning.callbacks.anchor_library import AnchorLibrary
 from gigpo_lightning.callbacks.anchor_table import AnchorTable
 from gigpo_lightning.callbacks.checkpoint import IterationCheckpoint
 from gigpo_lightning.callbacks.projector import metadata, most_visited
-from gigpo_lightning.policy.embed import embed_texts
+from gigpo_lightning.policy.embedding import observation_embeddings
 from tests.toy_run import fit, weights
 
 
@@ -58,7 +58,8 @@ def test_tensorboard_loads_what_is_written(tmp_path: Path) -> None:
         [table.texts[row], str(table.visits[row]), f"{table.mean[row]:.4f}", table.stages[row]] for row in rows
     ]
     raw = np.frombuffer(ask(plugin, "/tensor", run=".", name=name), np.float32).reshape(5, -1)
-    vectors = embed_texts(module.policy, [table.texts[row] for row in rows]).numpy()
+    texts = [table.texts[row] for row in rows]
+    vectors = observation_embeddings(module.policy.eval(), texts, 100).detach().numpy()
     np.testing.assert_allclose(raw, vectors, rtol=1e-5, atol=1e-6)
 
 
