@@ -288,18 +288,30 @@ def test_the_head_has_a_gradient_norm_of_its_own(tmp_path: Path) -> None:
 
 
 def test_advantages_are_normalised_over_the_iteration(tmp_path: Path) -> None:
-    """Mean 0 and standard deviation 1 over the turns in which something was chosen; the file keeps them as they are."""
-    figures = {}
-    for norm in ("std", "none"):
-        seen: list[torch.Tensor] = []
-        module = make_module(critic=CriticRule())
-        object.__setattr__(module, "loss", Watching(module.loss, seen))
-        data = make_data(**ppo(norm=norm), **ONE_UPDATE, max_tokens_per_batch=10**9)
-        make_trainer(tmp_path).fit(module, datamodule=data)
-        figures[norm] = seen[0]
-    raw, scaled = figures["none"], figures["std"]
+    """Mean 0 and standard deviation 1 over the turns in which something was chosen."""
+    raw, scaled = seen_advantages(tmp_path, "ppo")
     torch.testing.assert_close(scaled, (raw - raw.mean()) / (raw.std() + 1e-6), rtol=1e-4, atol=1e-5)
     assert float(raw.std()) < 0.9
+
+
+def test_those_of_rloo_are_divided_and_not_shifted(tmp_path: Path) -> None:
+    """A group without spread stays without influence."""
+    raw, scaled = seen_advantages(tmp_path, "rloo")
+    torch.testing.assert_close(scaled, raw / (raw.std() + 1e-6), rtol=1e-4, atol=1e-5)
+    assert abs(float(raw.mean())) > 0.01
+
+
+def seen_advantages(root: Path, estimator: str) -> list[torch.Tensor]:
+    """The advantage of every turn with a choice, as the update sees it, with `norm` none and std."""
+    figures = []
+    for norm in ("none", "std"):
+        seen: list[torch.Tensor] = []
+        module = make_module(critic=CriticRule() if estimator == "ppo" else None)
+        object.__setattr__(module, "loss", Watching(module.loss, seen))
+        data = make_data(**ppo(estimator=estimator, norm=norm), **ONE_UPDATE, max_tokens_per_batch=10**9)
+        make_trainer(root).fit(module, datamodule=data)
+        figures.append(seen[0])
+    return figures
 
 
 class Watching:

@@ -127,7 +127,9 @@ def run_iteration(
     store = RolloutStore(path)
     report.credit_tables = store.credit_tables
     if crediting.rule.normalises_iteration:
-        store.normalise(*_mean_and_scale(_gathered(store.moments(), spec.world)))
+        mean, scale = _mean_and_scale(_gathered(store.moments(), spec.world))
+        # Without a critic the mean is that of equal groups, 0, and where nothing is to be learned it stays so.
+        store.normalise(mean if crediting.rule.needs_critic else 0.0, scale)
     clock.lap("store")
     _sum_over_processes(report, spec.world)
     clock.lap("report")
