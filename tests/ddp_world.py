@@ -23,6 +23,7 @@ from gigpo_lightning.batch import Minibatch, cut_by_tokens
 from gigpo_lightning.callbacks.checkpoint import IterationCheckpoint
 from gigpo_lightning.callbacks.lambda_decay import LambdaDecay
 from gigpo_lightning.datamodule import RolloutDataModule
+from gigpo_lightning.detectors import EmbeddingDetector
 from gigpo_lightning.module import GiGPOModule
 from gigpo_lightning.policy.critic import CriticRule
 from gigpo_lightning.rollout.collection import CreditRule
@@ -160,7 +161,8 @@ def gradients(cases: dict[str, tuple[list[list[int]], dict[str, Any]]], *strateg
 
 SHARDED: Any = (
     {"aggregation": "turn", "kl_coef": 0.1, "critic": CriticRule(lr=0.02)},
-    {"credit": CreditRule(estimator="ppo"), "groups": 5},
+    # One process has more groups than the other, and asks for more values and embeddings.
+    {"credit": CreditRule(estimator="ppo", detector=EmbeddingDetector(0.9)), "groups": 5},
 )
 
 

@@ -151,6 +151,8 @@ trainer:
 data:
   tasks: {class_path: tests.toy_world.BoxTasks}
   groups: 3
+  credit:
+    detector: {class_path: WindowDetector, init_args: {window: 3, min_count: 3, target_density: [0.1, 0.15]}}
   members: 4
   minibatches: 2
   keep_rollouts: 9
