@@ -127,10 +127,11 @@ def test_an_episode_at_its_context_limit_shows_the_state_it_was_left_in() -> Non
 def test_a_last_state_beyond_the_models_positions_keeps_its_end() -> None:
     """An observation longer than all that the model reads opens a segment of its own, of which the end is kept."""
     policy = with_critic()
-    contexts = [EpisodeContext(policy.prompt, RULES["growing"], "take the cup", "you see 3 box .") for _ in range(2)]
+    start = (policy.prompt, RULES["growing"], "take the cup", "you see 3 box .")
+    contexts = [EpisodeContext(*start, anchor="a") for _ in range(2)]
     for context, positions in zip(contexts, (None, 20), strict=True):
         context.force(policy.prompt.action_ids("open box 1"))
-        context.observe("in it is a " + "cup " * 300, 8)
+        context.observe("in it is a " + "cup " * 300, 8, anchor="b", reward=0.0)
         context.leave_open(positions)
     whole, cut = (context.segments()[-1] for context in contexts)
     assert len(whole.token_ids) > 300
