@@ -27,8 +27,9 @@ from gigpo_lightning.rollout.collector import EpisodeJob
 from gigpo_lightning.rollout.context import SegmentRule
 from gigpo_lightning.rollout.crediting import Crediting
 from gigpo_lightning.rollout.evaluation import EvaluationBatch, EvaluationRule, Place, plan
-from gigpo_lightning.rollout.iteration import Controls, IterationSpec, minibatches_of, rollout_path, run_iteration
+from gigpo_lightning.rollout.iteration import Controls, IterationSpec, rollout_path, run_iteration
 from gigpo_lightning.rollout.loaders import Evaluations, Iterations
+from gigpo_lightning.rollout.minibatches import minibatches_of
 from gigpo_lightning.rollout.options import check_counts, check_processes, check_sampling
 from gigpo_lightning.rollout.player import Player, PlayRule
 from gigpo_lightning.rollout.preflight import check_first_prompt, check_places, claim_folder
@@ -119,15 +120,14 @@ class RolloutDataModule(pl.LightningDataModule):
         self.rows, self.constrain, self.max_action_tokens = rows, constrain, max_action_tokens
         self.rollout_dir, self.keep_rollouts, self.seed = rollout_dir, keep_rollouts, seed
         self.given = {"lam": lam, "temperature": temperature, "entropy_coef": entropy_coef}
-        self.controls = Controls()
-        for control in [name for name, given in self.given.items() if given is not None]:
-            setattr(self.controls, control, self.given[control])
+        self.controls = Controls(**{n: given for n, given in self.given.items() if given is not None})  # type: ignore[arg-type]
         self.iteration = 0
         self._reached: str | None = None  # the stage of the restored checkpoint
         self.report = RolloutReport()
         self._narrowed: dict[str, TaskSet] = {}
         self._playable: list[Place] = []  # what was tried
-        rule = PlayRule(segments, rows, constrain, max_action_tokens, max_env_errors, env_workers, env_deadline_s)
+        limits = (max_env_errors, env_workers, env_deadline_s)
+        rule = PlayRule(segments, rows, constrain, max_action_tokens, *limits, leave_open=credit.needs_critic)
         self.player = Player(tasks, rule, Sampler(engine))
 
     # -- state ---------------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ class RolloutDataModule(pl.LightningDataModule):
     def setup(self, stage: str) -> None:
         self.player.sampler.check(self.policy)
 
-    def play(self, jobs: list[EpisodeJob], temperature: float) -> Iterator[Episode]:
+    def play(self, jobs: Iterable[EpisodeJob], temperature: float) -> Iterator[Episode]:
         """Play the jobs with the present policy, which acts until all are asked for; episodes in order of the jobs."""
         assert self.trainer is not None
         with acting(self.policy, self.trainer.precision_plugin) as policy:
@@ -204,7 +204,7 @@ class RolloutDataModule(pl.LightningDataModule):
                 self.stage_tasks,
                 partial(self.player.play, policy),
                 lambda: self.player.stats,
-                partial(self.crediting.credit, policy=policy, lam=self.controls.lam, iteration=iteration),
+                self.crediting.of_iteration(policy, self.controls.lam, self.controls.library, iteration),
                 rollout_path(folder, iteration, rank, self.keep_rollouts),
             )
         self.crediting.end_iteration(self.report.metrics, self.controls.lam, world)
@@ -250,9 +250,8 @@ class RolloutDataModule(pl.LightningDataModule):
         return DataLoader(Evaluations(batches), batch_size=None)
 
     def _validated(self) -> list[Place]:
-        """Unseen tasks of the first stage, to see the whole run on one scale, and of the present one."""
-        stages = {stage.name: stage for stage in (*self.controls.stages[:1], self.stage)}
-        return [(stage, "unseen") for stage in stages.values()]
+        """Unseen tasks of the first stage, to see the whole run on one scale, and of the present one; or as named."""
+        return [(stage, "unseen") for stage in self.evaluation.fit_stages(self.controls.stages, self.stage)]
 
     def _tested(self) -> list[Place]:
         stages = self.evaluation.test_stages(self.controls.stages) or (self.stage,)
@@ -273,6 +272,7 @@ class RolloutDataModule(pl.LightningDataModule):
         """
         assert self.trainer is not None
         check_processes(self.groups, self.trainer.world_size)
+        self.crediting.rule.check_library(self.controls.library)
         splits = ("train", "unseen") if self.trainer.enable_validation else ("train",)
         self._check_plan([(stage, split) for stage in self.controls.stages or (self.stage,) for split in splits])
         self._check_plan(self._tested())

@@ -23,7 +23,11 @@ from torch.optim import Optimizer
 from gigpo_lightning.policy.base import BasePolicy
 
 # Everything that runs the model or reads its output layer goes through these.
-_METHODS = ("chosen_logprobs", "feed")
+_METHODS = ("chosen_logprobs", "values", "logprobs_and_values", "feed")
+NOT_SPREAD = (
+    "policy.quantization: quantized weights ({weights}) cannot be spread over processes; choose the strategy ddp, or "
+    "quantization none"
+)
 
 
 def shard(policy: BasePolicy, mesh: DeviceMesh) -> None:
@@ -38,12 +42,11 @@ def shard(policy: BasePolicy, mesh: DeviceMesh) -> None:
         return
     whole = next((name for name, p in policy.named_parameters() if not p.is_floating_point()), None)
     if whole is not None:
-        raise ValueError(
-            f"policy.quantization: quantized weights ({whole}) cannot be spread over processes; choose the strategy "
-            "ddp, or quantization none"
-        )
+        raise ValueError(NOT_SPREAD.format(weights=whole))
     for layer in policy.model.get_decoder().layers:
         fully_shard(layer, mesh=mesh)
+    if policy.critic is not None:  # in float32, whatever the others are: what is gathered together shares a type
+        fully_shard(policy.critic, mesh=mesh)
     fully_shard(policy, mesh=mesh)
     for method in _METHODS:
         register_fsdp_forward_method(policy, method)

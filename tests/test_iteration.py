@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from gigpo_lightning.policy.scratch import ScratchPolicy
 from gigpo_lightning.rollout.collection import CreditRule
 from gigpo_lightning.rollout.collector import Collector, CollectorStats, EpisodeJob
 from gigpo_lightning.rollout.context import SegmentRule
+from gigpo_lightning.rollout.crediting import Crediting
 from gigpo_lightning.rollout.iteration import Controls, IterationSpec, played_groups, run_iteration
 from gigpo_lightning.rollout.plan import GroupJob
 from gigpo_lightning.rollout.player import Player, PlayRule
@@ -45,17 +47,21 @@ def run(
     """One iteration of two stages; `parts` receives the number of groups that were credited at a time."""
     collector = Collector(policy, InProcessPool(BoxEnv), SegmentRule(turns=2, max_tokens=200), rows=5)
 
-    def play(jobs: list[EpisodeJob], temperature: float) -> list[Episode]:
+    def play(jobs: Iterable[EpisodeJob], temperature: float) -> list[Episode]:
         return [episode for _, episode in sorted(collector.run(jobs, temperature))]
 
-    def credit(groups: Sequence[Group]) -> Credit:
-        if parts is not None:
-            parts.append(len(groups))
-        return CreditRule().credit(groups, 0.8)
+    class Counting(CreditRule):
+        def credit(self, groups: Sequence[Group], *args: Any, **options: Any) -> Credit:
+            if parts is not None:
+                parts.append(len(groups))
+            return super().credit(groups, *args, **options)
 
+    crediting = Crediting(Counting(), 100).of_iteration(policy, 0.8, None, 0)
     spec = IterationSpec(0, GROUPS, MEMBERS, 0, 0, 1, transcripts=5, credited_episodes=credited_episodes)
     controls = Controls(temperature=1.5, rehearsal=(STAGES["two"],))
-    return run_iteration(spec, controls, STAGES["three"], lambda s: TASKS[s.name], play, CollectorStats, credit, path)
+    return run_iteration(
+        spec, controls, STAGES["three"], lambda s: TASKS[s.name], play, CollectorStats, crediting, path
+    )
 
 
 @pytest.mark.parametrize(
@@ -100,14 +106,12 @@ def test_the_library_reads_every_turn(policy: ScratchPolicy, tmp_path: Path) -> 
     store, report = run(policy, tmp_path / "parts.arrow", MEMBERS)
     rows, tables = store.table.to_pylist(), list(report.credit_tables())
     assert len(tables) == GROUPS
-    for name in ("anchors", "texts", "stages", "step_returns"):
+    for name in ("tasks", "anchors", "texts", "stages", "step_returns"):
         found = [value for table in tables for value in getattr(table, name)]
         column = {"anchors": "anchor", "texts": "observation", "step_returns": "step_return"}.get(name)
         turns = [(row, i) for row in rows for i in range(len(row["anchor"]))]
-        if name == "anchors":
-            assert found == [f"{row['task_id']}|{row['anchor'][i]}" for row, i in turns]
-        else:
-            assert found == [row[column][i] if column else row["stage"] for row, i in turns], name
+        of_row = {"tasks": "task_id", "stages": "stage"}.get(name, "")
+        assert found == [row[column][i] if column else row[of_row] for row, i in turns], name
     assert len(list(report.credit_tables())) == GROUPS  # as often as one asks
 
 
@@ -128,7 +132,8 @@ def test_groups_come_when_complete_and_all_episodes_are_asked_for() -> None:
             yield episode(name)
         asked.append("end")  # where an engine ends its collection
 
-    groups = played_groups([GroupJob(jobs[2 * g].task, "two", tuple(jobs[2 * g :][:2])) for g in range(2)], play())
+    plan = [GroupJob(jobs[2 * g].task, "two", tuple(jobs[2 * g :][:2])) for g in range(2)]
+    groups = played_groups(iter(plan), play())
     assert [e.task_id for e in next(groups).episodes] == ["a", "b"]
     assert asked == ["a", "b"]
     assert [e.task_id for e in next(groups).episodes] == ["c", "d"]
@@ -153,7 +158,7 @@ def test_no_more_wait_than_are_needed_for_order(policy: ScratchPolicy) -> None:
     class Counted(Collector):
         done = 0
 
-        def run(self, jobs: Sequence[EpisodeJob], temperature: float) -> Iterator[tuple[int, Episode]]:
+        def run(self, jobs: Iterable[EpisodeJob], temperature: float) -> Iterator[tuple[int, Episode]]:
             for item in super().run(jobs, temperature):
                 self.done += 1
                 yield item

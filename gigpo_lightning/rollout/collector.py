@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,6 +20,7 @@ from gigpo_lightning.policy.base import BasePolicy, Reading
 from gigpo_lightning.policy.engine import DecodingEngine, Engine, Said
 from gigpo_lightning.policy.projection import admit
 from gigpo_lightning.rollout.context import SHORTEST_SEGMENT, EpisodeContext, SegmentRule
+from gigpo_lightning.rollout.job_queue import JobQueue
 from gigpo_lightning.rollout.pool import EnvPool, EnvState
 from gigpo_lightning.trajectory import EndReason, Episode, Turn
 
@@ -80,6 +81,7 @@ class Collector:
         constrain: Follow the admissible actions where the world lists them.
         max_action_tokens: Longest free answer.
         max_env_errors: Environment failures in one collection after which it stops.
+        leave_open: End unfinished episodes with the prompt that comes after their last action, for a critic.
         engine: What says the answers; None for the policy's own model in this process.
 
     Raises:
@@ -96,30 +98,33 @@ class Collector:
         constrain: bool = True,
         max_action_tokens: int = 16,
         max_env_errors: int = 16,
+        leave_open: bool = False,
         engine: Engine | None = None,
     ):
         _check_positions(policy.positions, rule.max_tokens)
         self._policy, self._pool, self._rule = policy, pool, rule
         self._rows = rows
         self._max_action_tokens, self._max_env_errors = max_action_tokens, max_env_errors
+        self._leave_open = leave_open
         self._rules = AnswerRules(policy.prompt, constrain, max_action_tokens)
         self._engine = engine or DecodingEngine(policy, rule.max_tokens + ACTION_ROOM_TOKENS)
         self.stats = CollectorStats()
 
-    def run(self, jobs: Sequence[EpisodeJob], temperature: float) -> Iterator[tuple[int, Episode]]:
-        """Play all jobs; yields `(index of the job, episode)` as episodes finish.
+    def run(self, jobs: Iterable[EpisodeJob], temperature: float) -> Iterator[tuple[int, Episode]]:
+        """Play all jobs, drawn as rows become free; yields `(index of the job, episode)` as episodes finish.
 
         Raises:
             ValueError: The environments failed too often; the message ends with the last failure, the cause shows where
                 in the world's code.
         """
         self.stats = CollectorStats()
-        slots = min(self._rows, len(jobs))
+        queue = JobQueue(jobs)
+        slots = queue.ready(self._rows)
         self._engine.begin(slots, temperature)
-        queue, free = deque(enumerate(jobs)), deque(range(slots))
+        free = deque(range(slots))
         live: dict[int, _Live] = {}
         acting: list[_Live] = []
-        while queue or live:
+        while queue.ready(1) or live:
             acting += self._start(queue, free, live)
             self._send(acting)
             # An environment in this process has answered already; those elsewhere work while the engine does.
@@ -131,15 +136,15 @@ class Collector:
                 free.append(row.slot)
                 if row.end is EndReason.ERROR:
                     self._note_error(row.state)
-                    queue.appendleft((row.job_index, row.job))
+                    queue.put_back(row.job_index, row.job)
                 else:
                     yield row.job_index, self._finish(row)
             acting = complete + [row for row in acting if row.end is None and row.answer.is_complete]
         self._engine.end()
 
-    def _start(self, queue: deque[tuple[int, EpisodeJob]], free: deque[int], live: dict[int, _Live]) -> list[_Live]:
+    def _start(self, queue: JobQueue[EpisodeJob], free: deque[int], live: dict[int, _Live]) -> list[_Live]:
         """Begin episodes in the free slots; returns those whose first action has no alternative."""
-        started = [(free.popleft(), *queue.popleft()) for _ in range(min(len(free), len(queue)))]
+        started = [(free.popleft(), *queue.take()) for _ in range(queue.ready(len(free)))]
         if not started:
             return []
         begin = time.perf_counter()
@@ -149,11 +154,16 @@ class Collector:
         for (slot, index, job), state in zip(started, states, strict=True):
             if state.error is not None:
                 free.append(slot)
-                queue.appendleft((index, job))
+                queue.put_back(index, job)
                 self._note_error(state)
                 continue
             context = EpisodeContext(
-                self._policy.prompt, self._rule, state.instruction, state.observation, state.admissible
+                self._policy.prompt,
+                self._rule,
+                state.instruction,
+                state.observation,
+                state.admissible,
+                anchor=state.anchor,
             )
             context.require_room(self._reserve(state), job.task.id)
             random = np.random.Generator(np.random.Philox(np.random.SeedSequence(job.seed)))
@@ -218,12 +228,19 @@ class Collector:
             elif state.truncated or len(row.turns) >= row.job.max_turns:
                 row.end = EndReason.TRUNCATED
             else:
-                reserve = self._reserve(state)
-                row.context.observe(state.observation, reserve, state.admissible)
+                reserve = self._observe(row)
                 if row.context.room < reserve:
                     row.end = EndReason.CONTEXT_LIMIT
                 else:
                     self._open_turn(row)
+
+    def _observe(self, row: _Live) -> int:
+        """Close the turn with what the environment answered; returns the tokens that the next answer may need."""
+        state, reserve = row.state, self._reserve(row.state)
+        row.context.observe(
+            state.observation, reserve, state.admissible, anchor=state.anchor, reward=row.turns[-1].reward
+        )
+        return reserve
 
     def _turn(self, row: _Live, before: EnvState, after: EnvState) -> Turn:
         return Turn(
@@ -242,8 +259,16 @@ class Collector:
         assert row.end is not None
         job = row.job
         instruction = row.context.instruction
+        if self._leave_open and row.end in (EndReason.TRUNCATED, EndReason.CONTEXT_LIMIT):
+            self._leave(row)
         segments = row.context.segments()
         return Episode(job.task.id, instruction, tuple(row.turns), segments, row.end, row.won)
+
+    def _leave(self, row: _Live) -> None:
+        """Show the state after the last action, as a further turn would have begun with it."""
+        if row.end is EndReason.TRUNCATED:
+            self._observe(row)
+        row.context.leave_open(self._policy.positions)
 
     def _note_error(self, state: EnvState) -> None:
         """Count a failure; an episode that lost its worker to another slot's failure is played again uncounted."""

@@ -37,7 +37,9 @@ def demonstrate(
     """
     observation = env.reset(task)
     admissible = _listed(env)
-    context = EpisodeContext(policy.prompt, rule, observation.instruction, observation.text, admissible)
+    context = EpisodeContext(
+        policy.prompt, rule, observation.instruction, observation.text, admissible, anchor=env.anchor()
+    )
     for _ in range(max_turns):
         action = expert.act(observation, admissible)
         if policy.prompt.reasons:
@@ -47,7 +49,7 @@ def demonstrate(
         if result.terminated or result.truncated:
             return context.segments() if result.info.get("won") else ()
         observation, admissible = Observation(result.observation.text), _listed(env)
-        context.observe(observation.text, room_tokens, admissible)
+        context.observe(observation.text, room_tokens, admissible, anchor=env.anchor(), reward=result.reward)
         if context.room < room_tokens:
             return ()
     return ()
@@ -77,7 +79,7 @@ def _spell(
 def pack_row(segment: Segment, advantage: float) -> PackRow:
     """A segment as arrays, with the same advantage for all its turns."""
     index = np.asarray(segment.turn_index)
-    first = int(index[index >= 0].min())
+    first = int(index[index >= 0].min(initial=int(index.max(initial=0))))
     return PackRow(
         token_ids=np.asarray(segment.token_ids),
         response_mask=np.asarray(segment.response_mask),
@@ -86,4 +88,5 @@ def pack_row(segment: Segment, advantage: float) -> PackRow:
         allowed_ids=np.asarray(segment.allowed_ids, dtype=np.int64),
         allowed_counts=np.asarray(segment.allowed_counts, dtype=np.int64),
         advantages=np.full(int(index.max(initial=0)) - first + 1, advantage),
+        answer_starts=np.asarray(segment.answer_starts),
     )

@@ -6,33 +6,43 @@ their number. Knows the collector, not Lightning: rank and number of processes c
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, tee
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
-import numpy as np
 import torch
 
-from gigpo_lightning.batch import MicroBatch, Minibatch, cut_by_tokens
-from gigpo_lightning.credit import Credit
+from gigpo_lightning.credit import Credit, Values
 from gigpo_lightning.curriculum import Stage
 from gigpo_lightning.envs.base import TaskSet
 from gigpo_lightning.rollout.collection import add_to_report
 from gigpo_lightning.rollout.collector import CollectorStats, EpisodeJob
-from gigpo_lightning.rollout.plan import GroupJob, plan_iteration, plan_rows
+from gigpo_lightning.rollout.library_baseline import Library
+from gigpo_lightning.rollout.plan import GroupJob, plan_iteration
 from gigpo_lightning.rollout.report import RolloutReport
-from gigpo_lightning.rollout.rescore import Rescore, no_rescore
-from gigpo_lightning.rollout.store import RolloutStore, RolloutWriter
+from gigpo_lightning.rollout.store import RolloutStore, RolloutWriter, merged_moments
+from gigpo_lightning.rollout.task_choice import TaskSignal, count_classes
 from gigpo_lightning.trajectory import Episode, Group
+
+# Of the normalisation over an iteration: as in groups, and where a standard deviation is round-off.
+_EPS = 1e-6
+_ROUND_OFF = 1e-9
+
+_Item = TypeVar("_Item")
 
 
 @dataclass(slots=True)
 class Controls:
-    """What callbacks set for the next iteration. `stages` are all that evaluations may play."""
+    """What callbacks set for the next iteration. `stages` are all that evaluations may play.
+
+    `turn_limit` is that of the stage while it grows, `signal` what is known of its tasks where it prefers some,
+    `library` what is known of anchor states.
+    """
 
     lam: float = 0.8
     temperature: float = 1.0
@@ -40,6 +50,9 @@ class Controls:
     stage: Stage | None = None
     rehearsal: tuple[Stage, ...] = ()
     stages: tuple[Stage, ...] = ()
+    turn_limit: int | None = None
+    signal: TaskSignal | None = None
+    library: Library | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +72,22 @@ class IterationSpec:
     credited_episodes: int = 128
 
 
-Play = Callable[[list[EpisodeJob], float], Iterable[Episode]]
-"""From jobs and a temperature: their episodes, in order."""
-CreditGroups = Callable[[Sequence[Group]], Credit]
-"""Called once for every part of an iteration, in order. Values of a critic, and what a detector must remember within an
-iteration, are its own."""
+Play = Callable[[Iterator[EpisodeJob], float], Iterable[Episode]]
+"""From jobs, which are drawn as they are needed, and a temperature: their episodes, in order."""
+
+
+class GroupCredit(Protocol):
+    """Credits the groups of an iteration, part by part and in order."""
+
+    @property
+    def is_normalised_later(self) -> bool:
+        """Whether the advantages are raw, to be normalised over the iteration."""
+
+    def values(self, groups: Sequence[Group]) -> Values | None:
+        """What a critic says of some groups; None without one."""
+
+    def credit(self, groups: Sequence[Group], values: Values | None) -> Credit:
+        """The credit of some groups; no group's credit may depend on another group."""
 
 
 def run_iteration(
@@ -73,7 +97,7 @@ def run_iteration(
     stage_tasks: Callable[[Stage], TaskSet],
     play: Play,
     stats: Callable[[], CollectorStats],
-    credit_groups: CreditGroups,
+    crediting: GroupCredit,
     path: Path,
 ) -> tuple[RolloutStore, RolloutReport]:
     """Play the groups of an iteration, credit them, write them to `path` and report.
@@ -85,35 +109,41 @@ def run_iteration(
         stage_tasks: The tasks of a stage.
         play: Plays episodes.
         stats: What they cost.
-        credit_groups: Credits some of the groups; no group's credit may depend on another group.
+        crediting: Credits the groups, some at a time.
         path: The file to write.
     """
     clock = _Clock()
+    groups_here = len(range(spec.rank, spec.groups, spec.world))
     jobs = plan_iteration(
         {s.name: stage_tasks(s) for s in (stage, *controls.rehearsal)},
         stage,
         controls.rehearsal,
         split="train",
-        groups=len(range(spec.rank, spec.groups, spec.world)),
+        groups=groups_here,
         members=spec.members,
         seed=spec.seed,
         rank=spec.rank,
         iteration=spec.iteration,
+        turn_limit=controls.turn_limit,
+        signal=controls.signal,
     )
-    clock.lap("tasks")
     report = RolloutReport()
-    groups = played_groups(jobs, play([member for job in jobs for member in job.members], controls.temperature))
-    stages = (job.stage for job in jobs)
+    jobs, played, named = tee(clock.apart("tasks", jobs), 3)
+    groups = played_groups(played, play((member for job in jobs for member in job.members), controls.temperature))
+    noted = ((job.stage, job.task_class) for job in named)
     step_groups = 0
     with RolloutWriter(path) as writer:
         while part := list(islice(groups, max(1, spec.credited_episodes // spec.members))):
             clock.lap("play")
-            credit = credit_groups(part)
+            values = crediting.values(part)
+            clock.lap("credit" if values is None else "values")
+            credit = crediting.credit(part, values)
             credit = replace(credit, step_group_ids=credit.step_group_ids + step_groups)  # unique in the file
             step_groups += len(credit.step_group_sizes)
             clock.lap("credit")
-            names = list(islice(stages, len(part)))
+            names, classes = zip(*islice(noted, len(part)), strict=True)
             add_to_report(report, part, names, credit, spec.transcripts)
+            report.tally.add_classes(count_classes(classes, part))
             clock.lap("report")
             writer.write(part, names, credit)
             clock.lap("store")
@@ -121,56 +151,38 @@ def run_iteration(
     clock.lap("play")
     store = RolloutStore(path)
     report.credit_tables = store.credit_tables
+    if crediting.is_normalised_later:
+        store.normalise(*_mean_and_scale(gathered(store.moments(), spec.world)))
     clock.lap("store")
     _sum_over_processes(report, spec.world)
     clock.lap("report")
-    figures = _figures(clock.laps, stats(), len(jobs) * spec.members)
+    figures = _figures(clock.laps, stats(), groups_here * spec.members)
+    if "values" in clock.laps:
+        figures["time/values_s"] = clock.laps["values"]
     report.settle(_over_processes(figures, spec.world))
     return store, report
 
 
-def played_groups(jobs: Sequence[GroupJob], episodes: Iterable[Episode]) -> Iterator[Group]:
+def played_groups(jobs: Iterator[GroupJob], episodes: Iterable[Episode]) -> Iterator[Group]:
     """The groups, in order, as soon as all their episodes are there; all episodes are asked for."""
-    waiting, members = iter(jobs), list[Episode]()
-    job = next(waiting, None)
+    members: list[Episode] = []
+    job = None
     for episode in episodes:
-        assert job is not None
+        job = job or next(jobs)
         members.append(episode)
         if len(members) == len(job.members):
             yield Group(job.task.id, str(job.task.difficulty.get("type", "")), tuple(members))
-            job, members = next(waiting, None), []
+            job, members = None, []
 
 
-def minibatches_of(
-    store: RolloutStore,
-    *,
-    passes: int,
-    minibatches: int,
-    max_tokens: int,
-    temperature: float,
-    seed: int,
-    rank: int,
-    iteration: int,
-    skip_zero_advantage: bool = False,
-    rescore: Rescore = no_rescore,
-) -> Iterator[Minibatch]:
-    """All minibatches of an iteration, pass by pass; always `passes` × `minibatches` of them.
+def _mean_and_scale(parts: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
+    """What `RolloutStore.normalise` needs for mean 0 and standard deviation 1 over all processes, from their moments.
 
-    Before the first, while the weights are still those that sampled, `rescore` may rate the rows anew.
+    Equal advantages, up to round-off, become 0.
     """
-    trainable = np.flatnonzero((store.chosen_counts > 0) & (store.teaches | (not skip_zero_advantage)))
-    rescored = rescore(store, trainable, temperature, max_tokens)
-
-    def micro_batch(numbers: list[int]) -> MicroBatch:
-        micro = store.micro_batch(numbers)
-        return micro if rescored is None else rescored.correct(micro, numbers)
-
-    for index in range(passes):
-        parts = plan_rows(len(trainable), minibatches, seed=seed, rank=rank, iteration=iteration, pass_index=index)
-        for part in parts:
-            rows = trainable[part]
-            cuts = cut_by_tokens([int(store.token_counts[r]) for r in rows], max_tokens)
-            yield Minibatch(tuple(micro_batch([int(rows[i]) for i in cut]) for cut in cuts), temperature)
+    n, mean, squares = merged_moments(parts)
+    std = math.sqrt(squares / max(n - 1.0, 1.0))
+    return mean, 1.0 / (std + _EPS) if std > _ROUND_OFF * abs(mean) else 0.0
 
 
 def rollout_path(folder: Path, iteration: int, rank: int, keep: int) -> Path:
@@ -194,6 +206,18 @@ class _Clock:
         now = time.perf_counter()
         self.laps[name] += now - self._last
         self._last = now
+
+    def apart(self, name: str, items: Iterator[_Item]) -> Iterator[_Item]:
+        """The items; the time that they need counts under `name`, not in the lap in which they are asked for."""
+        while True:
+            begin = time.perf_counter()
+            item = next(items, None)
+            spent = time.perf_counter() - begin
+            self.laps[name] += spent
+            self._last += spent
+            if item is None:
+                return
+            yield item
 
 
 def _figures(laps: dict[str, float], stats: CollectorStats, episodes: int) -> dict[str, float]:

@@ -5,7 +5,7 @@ Knows how episodes are played, not Lightning: the policy comes with every call, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from gigpo_lightning.envs.base import TaskSet
@@ -29,6 +29,7 @@ class PlayRule:
     max_env_errors: int
     env_workers: int
     env_deadline_s: float
+    leave_open: bool = False
 
 
 class Player:
@@ -60,7 +61,7 @@ class Player:
         """What the last collection cost."""
         return CollectorStats() if self._collector is None else self._collector.stats
 
-    def play(self, policy: BasePolicy, jobs: list[EpisodeJob], temperature: float) -> Iterator[Episode]:
+    def play(self, policy: BasePolicy, jobs: Iterable[EpisodeJob], temperature: float) -> Iterator[Episode]:
         """Play the jobs; yields their episodes in order, each as soon as those before it are there, too.
 
         The others go on meanwhile. What is kept are the episodes that wait for an earlier one.
@@ -100,5 +101,6 @@ class Player:
             constrain=rule.constrain,
             max_action_tokens=rule.max_action_tokens,
             max_env_errors=rule.max_env_errors,
+            leave_open=rule.leave_open,
             engine=self.sampler.engine(policy, rule.segments.max_tokens, rule.rows),
         )
