@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import traceback
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +19,10 @@ import gigpo_lightning
 BAD_INPUT_TYPES = (ValueError, TypeError, OSError, ImportError, NotImplementedError, MisconfigurationException)
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EIO)
 _OTHER_MODEL = "Error(s) in loading state_dict"
+
+
+# What torch's exchange between processes says when one of them is gone: gloo, NCCL and the store.
+_LOST = re.compile(r"gloo|connection (closed|reset|refused)|broken pipe|nccl|recvValue failed", re.IGNORECASE)
 
 
 class Constructors:
@@ -55,6 +60,17 @@ def is_bad_input(error: Exception, begun: bool) -> bool:
         return isinstance(error, BAD_INPUT_TYPES) or str(error).startswith(_OTHER_MODEL)
     disk = isinstance(error, OSError) and error.errno in _DISK_ERRORS
     return disk or (isinstance(error, (ValueError, OSError)) and _raised_by(error, gigpo_lightning))
+
+
+def lost_peer(error: Exception) -> bool:
+    """Whether an exchange failed because another process of the run has ended."""
+    return isinstance(error, RuntimeError) and _LOST.search(str(error)) is not None and _raised_by_torch(error)
+
+
+def _raised_by_torch(error: Exception) -> bool:
+    """Whether the innermost line is one of torch.distributed."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and "distributed" in Path(frames[-1].filename).parts
 
 
 def message(error: Exception, folder: Path | None) -> str:
