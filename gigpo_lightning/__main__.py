@@ -22,6 +22,7 @@ TRAINER_COMMANDS = {
 TOOL_COMMANDS = {
     "check": ("prove the installation, part by part", "gigpo_lightning.cli_install_check:run_check"),
     "plan": ("say what a run needs in memory and time, before it is started", "gigpo_lightning.cli_plan:run_plan"),
+    "compare": ("train variants with several seeds and compare them", "gigpo_lightning.compare.command:run_compare"),
     "export": ("write the adapter or the merged model of a checkpoint", "gigpo_lightning.cli_export:run_export"),
 }
 # Commands of single worlds: command → (what it does, world → "module:function taking the rest of the command line").

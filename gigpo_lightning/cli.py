@@ -19,6 +19,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 # Imported for their names: a class that is loaded can be written in YAML without its module.
+import gigpo_lightning.detectors
 import gigpo_lightning.envs.alfworld.tasks
 import gigpo_lightning.policy.causal_lm
 import gigpo_lightning.policy.scratch
@@ -28,13 +29,14 @@ from gigpo_lightning.callbacks.time_limit import TimeLimit
 from gigpo_lightning.cli_checks import check_callbacks, check_nulls, check_options
 from gigpo_lightning.cli_config import resolve_configs, run_name, saved_config
 from gigpo_lightning.cli_errors import fail, option_message, show_traceback
-from gigpo_lightning.cli_faults import Constructors, is_bad_input, lost_peer, message
+from gigpo_lightning.cli_faults import Constructors, end_if_left_alone, is_bad_input, message
 from gigpo_lightning.cli_interrupt import end_interrupted, is_interrupt
 from gigpo_lightning.cli_logger import RunLogger
 from gigpo_lightning.cli_place import Place, agreed_place, place_run
 from gigpo_lightning.cli_quiet import quieten
 from gigpo_lightning.cli_ranks import forget, rank
 from gigpo_lightning.datamodule import RolloutDataModule
+from gigpo_lightning.detectors.base import Detector
 from gigpo_lightning.envs.base import TaskSet
 from gigpo_lightning.module import GiGPOModule
 from gigpo_lightning.paths import shown
@@ -226,9 +228,7 @@ class GiGPOCLI(LightningCLI):
 
     def _end_if_bad_input(self, error: Exception) -> None:
         """End with one message if the error is bad input."""
-        if lost_peer(error) and not show_traceback():
-            print(f"process {rank()}: another process of this run has ended; its own message says why", file=sys.stderr)
-            sys.exit(1)
+        end_if_left_alone(error, rank())
         cause = self.constructors.cause(error)
         if is_bad_input(cause, self.begun.yes) and not show_traceback():
             where = self.place.folder.path if self.place is not None else None
@@ -278,7 +278,7 @@ class _Parser(LightningArgumentParser):
             raise ex
         parsers = [self, *getattr(self._subcommands_action, "choices", {}).values()]
         options = {name for parser in parsers for name in parser._option_string_actions}
-        classes = _subclasses(pl.Callback, BasePolicy, EngineOptions, TaskSet)
+        classes = _subclasses(pl.Callback, BasePolicy, Detector, EngineOptions, TaskSet)
         options |= {name for cls in classes for name in inspect.signature(cls).parameters}
         fail(option_message(message, sorted(options), sorted(cls.__name__ for cls in classes), _Parser.configs))
 

@@ -36,7 +36,7 @@ _POLICIES = ("CausalLMPolicy", "ScratchPolicy")  # for suggestions
 
 
 def run_export(args: Sequence[str]) -> int:
-    """Write the adapter, or the merged model, of a checkpoint into a new folder.
+    """Write the adapter, or the merged model, of a checkpoint into a new folder, and the critic where it has one.
 
     Args:
         args: The command line after `export`.
@@ -65,6 +65,8 @@ def run_export(args: Sequence[str]) -> int:
         whole = options.merged or policy.lora is None
         try:
             (policy.save_merged if whole else policy.save_adapter)(folder)
+            if policy.critic is not None:
+                policy.critic.save(folder)
         except (OSError, SafetensorError) as error:
             raise ValueError(f"--to {options.to}: cannot be written: {error}") from error
     print(f"{'model' if whole else 'adapter'}: {options.to}, of {shown(checkpoint)}")
@@ -149,6 +151,8 @@ def load_policy(checkpoint: Path, config: Path | None = None) -> CausalLMPolicy:
     broken = not_finite(weights.items())
     if broken:
         raise ValueError(f"--ckpt_path {checkpoint}: its weight {broken} is not finite; take an earlier one")
+    if any(name.startswith("critic.") for name in weights):
+        policy.add_critic(detach=False)
     try:
         policy.load_state_dict(weights)
     except RuntimeError as error:  # it lists all that differ, one a line

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
+import sys
 import traceback
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +15,7 @@ import yaml
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 import gigpo_lightning
+from gigpo_lightning.cli_errors import show_traceback
 
 # What constructors and set-up raise for options they cannot use.
 BAD_INPUT_TYPES = (ValueError, TypeError, OSError, ImportError, NotImplementedError, MisconfigurationException)
@@ -62,9 +64,12 @@ def is_bad_input(error: Exception, begun: bool) -> bool:
     return disk or (isinstance(error, (ValueError, OSError)) and _raised_by(error, gigpo_lightning))
 
 
-def lost_peer(error: Exception) -> bool:
-    """Whether an exchange failed because another process of the run has ended."""
-    return isinstance(error, RuntimeError) and _LOST.search(str(error)) is not None and _raised_by_torch(error)
+def end_if_left_alone(error: Exception, rank: int) -> None:
+    """End with one line where an exchange failed because another process of the run has ended."""
+    lost = isinstance(error, RuntimeError) and _LOST.search(str(error)) is not None and _raised_by_torch(error)
+    if lost and not show_traceback():
+        print(f"process {rank}: another process of this run has ended; its own message says why", file=sys.stderr)
+        sys.exit(1)
 
 
 def _raised_by_torch(error: Exception) -> bool:

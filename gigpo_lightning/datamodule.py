@@ -25,6 +25,7 @@ from gigpo_lightning.policy.engine_options import EngineOptions
 from gigpo_lightning.rollout.collection import CreditRule
 from gigpo_lightning.rollout.collector import EpisodeJob
 from gigpo_lightning.rollout.context import SegmentRule
+from gigpo_lightning.rollout.crediting import Crediting
 from gigpo_lightning.rollout.evaluation import EvaluationBatch, EvaluationRule, Place, plan
 from gigpo_lightning.rollout.iteration import Controls, IterationSpec, minibatches_of, rollout_path, run_iteration
 from gigpo_lightning.rollout.loaders import Evaluations, Iterations
@@ -110,31 +111,29 @@ class RolloutDataModule(pl.LightningDataModule):
         )
         check_counts(0, max_env_errors=max_env_errors, env_workers=env_workers, transcripts=transcripts, seed=seed)
         check_sampling(members, lam, credit, temperature, entropy_coef, env_deadline_s)
-        self.tasks = tasks
-        self.groups, self.members, self.transcripts = groups, members, transcripts
-        self.passes, self.minibatches = passes, minibatches
+        self.tasks, self.transcripts = tasks, transcripts
+        self.groups, self.members, self.passes, self.minibatches = groups, members, passes, minibatches
         self.max_tokens_per_batch, self.skip_zero_advantage = max_tokens_per_batch, skip_zero_advantage
-        self.credit_rule, self.segment_rule, self.evaluation = credit, segments, evaluation
-        self.max_turns, self.rows, self.constrain = max_turns, rows, constrain
-        self.max_action_tokens = max_action_tokens
+        self.crediting = Crediting(credit, max_tokens_per_batch)
+        self.segment_rule, self.evaluation, self.max_turns = segments, evaluation, max_turns
+        self.rows, self.constrain, self.max_action_tokens = rows, constrain, max_action_tokens
         self.rollout_dir, self.keep_rollouts, self.seed = rollout_dir, keep_rollouts, seed
         self.given = {"lam": lam, "temperature": temperature, "entropy_coef": entropy_coef}
-        self.controls = Controls()
-        for control in [name for name, given in self.given.items() if given is not None]:
-            setattr(self.controls, control, self.given[control])
+        self.controls = Controls(**{n: given for n, given in self.given.items() if given is not None})  # type: ignore[arg-type]
         self.iteration = 0
         self._reached: str | None = None  # the stage of the restored checkpoint
         self.report = RolloutReport()
         self._narrowed: dict[str, TaskSet] = {}
         self._playable: list[Place] = []  # what was tried
-        rule = PlayRule(segments, rows, constrain, max_action_tokens, max_env_errors, env_workers, env_deadline_s)
+        limits = (max_env_errors, env_workers, env_deadline_s)
+        rule = PlayRule(segments, rows, constrain, max_action_tokens, *limits, leave_open=credit.needs_critic)
         self.player = Player(tasks, rule, Sampler(engine))
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         stage = self.controls.stage.name if self.controls.stage else None
-        return {"iteration": self.iteration, "seed": self.seed, "stage": stage}
+        return {"iteration": self.iteration, "seed": self.seed, "stage": stage, "credit": self.crediting.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         fitting = self.trainer is None or self.trainer.state.fn == TrainerFn.FITTING
@@ -145,6 +144,7 @@ class RolloutDataModule(pl.LightningDataModule):
             )
         self.iteration = int(state_dict["iteration"])
         self._reached = state_dict["stage"]
+        self.crediting.load_state_dict(state_dict["credit"])
 
     # -- tasks ---------------------------------------------------------------------------------------------------------
 
@@ -177,11 +177,11 @@ class RolloutDataModule(pl.LightningDataModule):
     def setup(self, stage: str) -> None:
         self.player.sampler.check(self.policy)
 
-    def play(self, jobs: list[EpisodeJob], temperature: float) -> list[Episode]:
-        """Play the jobs with the present policy; episodes in the order of the jobs."""
+    def play(self, jobs: list[EpisodeJob], temperature: float) -> Iterator[Episode]:
+        """Play the jobs with the present policy, which acts until all are asked for; episodes in order of the jobs."""
         assert self.trainer is not None
         with acting(self.policy, self.trainer.precision_plugin) as policy:
-            return self.player.play(policy, jobs, temperature)
+            yield from self.player.play(policy, jobs, temperature)
 
     def _rescore(self, store: RolloutStore, rows: np.ndarray, temperature: float, max_tokens: int) -> Rescored | None:
         """What the policy says of rows that another engine sampled, as it acted."""
@@ -192,21 +192,21 @@ class RolloutDataModule(pl.LightningDataModule):
     def collect(self) -> Iterator[Minibatch]:
         """Play, credit and report one iteration; yields its minibatches, a fixed number of them."""
         assert self.trainer is not None
-        rank, iteration = self.trainer.global_rank, self.iteration
+        rank, world, iteration = self.trainer.global_rank, self.trainer.world_size, self.iteration
         self.iteration += 1
         folder = Path(self.rollout_dir or Path(self.trainer.log_dir or self.trainer.default_root_dir) / "rollouts")
-        store, self.report = run_iteration(
-            IterationSpec(
-                iteration, self.groups, self.members, self.seed, rank, self.trainer.world_size, self.transcripts
-            ),
-            self.controls,
-            self.stage,
-            self.stage_tasks,
-            self.play,
-            lambda: self.player.stats,
-            self.credit_rule,
-            rollout_path(folder, iteration, rank, self.keep_rollouts),
-        )
+        with acting(self.policy, self.trainer.precision_plugin) as policy:  # to the end: credit may ask it, too
+            store, self.report = run_iteration(
+                IterationSpec(iteration, self.groups, self.members, self.seed, rank, world, self.transcripts),
+                self.controls,
+                self.stage,
+                self.stage_tasks,
+                partial(self.player.play, policy),
+                lambda: self.player.stats,
+                self.crediting.of_iteration(policy, self.controls.lam, self.controls.library, iteration),
+                rollout_path(folder, iteration, rank, self.keep_rollouts),
+            )
+        self.crediting.end_iteration(self.report.metrics, self.controls.lam, world)
         yield from minibatches_of(
             store,
             passes=self.passes,
@@ -249,9 +249,8 @@ class RolloutDataModule(pl.LightningDataModule):
         return DataLoader(Evaluations(batches), batch_size=None)
 
     def _validated(self) -> list[Place]:
-        """Unseen tasks of the first stage, to see the whole run on one scale, and of the present one."""
-        stages = {stage.name: stage for stage in (*self.controls.stages[:1], self.stage)}
-        return [(stage, "unseen") for stage in stages.values()]
+        """Unseen tasks of the first stage, to see the whole run on one scale, and of the present one; or as named."""
+        return [(stage, "unseen") for stage in self.evaluation.fit_stages(self.controls.stages, self.stage)]
 
     def _tested(self) -> list[Place]:
         stages = self.evaluation.test_stages(self.controls.stages) or (self.stage,)
@@ -272,6 +271,7 @@ class RolloutDataModule(pl.LightningDataModule):
         """
         assert self.trainer is not None
         check_processes(self.groups, self.trainer.world_size)
+        self.crediting.rule.check_library(self.controls.library)
         splits = ("train", "unseen") if self.trainer.enable_validation else ("train",)
         self._check_plan([(stage, split) for stage in self.controls.stages or (self.stage,) for split in splits])
         self._check_plan(self._tested())

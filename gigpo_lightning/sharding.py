@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from gigpo_lightning.policy.base import BasePolicy
 
 # Everything that runs the model or reads its output layer goes through these.
-_METHODS = ("chosen_logprobs", "feed")
+_METHODS = ("chosen_logprobs", "values", "logprobs_and_values", "feed")
 NOT_SPREAD = (
     "policy.quantization: quantized weights ({weights}) cannot be spread over processes; choose the strategy ddp, or "
     "quantization none"
@@ -45,6 +45,8 @@ def shard(policy: BasePolicy, mesh: DeviceMesh) -> None:
         raise ValueError(NOT_SPREAD.format(weights=whole))
     for layer in policy.model.get_decoder().layers:
         fully_shard(layer, mesh=mesh)
+    if policy.critic is not None:  # in float32, whatever the others are: what is gathered together shares a type
+        fully_shard(policy.critic, mesh=mesh)
     fully_shard(policy, mesh=mesh)
     for method in _METHODS:
         register_fsdp_forward_method(policy, method)

@@ -7,7 +7,7 @@ The datamodule collects, these callbacks steer. They set `controls` in `on_fit_s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any, Protocol, TypeVar, cast
 
 import lightning.pytorch as pl
@@ -15,6 +15,8 @@ import numpy as np
 from lightning.pytorch.callbacks import Callback
 
 from gigpo_lightning.curriculum import Stage
+from gigpo_lightning.rollout.library_baseline import Library
+from gigpo_lightning.rollout.task_choice import ClassCount, TaskSignal
 
 SomeCallback = TypeVar("SomeCallback", bound=Callback)
 
@@ -28,11 +30,15 @@ class Controls(Protocol):
     stage: Stage | None
     rehearsal: tuple[Stage, ...]
     stages: tuple[Stage, ...]
+    turn_limit: int | None
+    signal: TaskSignal | None
+    library: Library | None
 
 
 class CreditTable(Protocol):
-    """This rank's turns of the last iteration, one entry per turn."""
+    """Turns of the last iteration, one entry per turn."""
 
+    tasks: Sequence[str]
     anchors: Sequence[str]
     step_returns: Sequence[float] | np.ndarray
     texts: Sequence[str]
@@ -40,11 +46,12 @@ class CreditTable(Protocol):
 
 
 class Report(Protocol):
-    """What the last collection gave; figures are reduced over ranks, the credit table is this rank's own."""
+    """What the last collection gave; figures are reduced over ranks, the credit tables are of this rank's own turns."""
 
     metrics: MutableMapping[str, float]
     success: Mapping[str, tuple[int, int]]
-    credit_table: CreditTable
+    credit_tables: Callable[[], Iterable[CreditTable]]
+    classes: Mapping[str, ClassCount]
     histograms: Mapping[str, np.ndarray]
     transcripts: Sequence[str]
 

@@ -142,6 +142,11 @@ class CausalLMPolicy(BasePolicy):
         trained = {name for name, p in self.named_parameters(remove_duplicate=False) if p.requires_grad}
         self._trained = frozenset(trained)
 
+    def add_critic(self, detach: bool) -> None:
+        super().add_critic(detach)
+        assert self.critic is not None
+        self._trained |= {f"critic.{name}" for name, _ in self.critic.named_parameters()}
+
     def prepare_hollow(self) -> None:
         """Build model and adapter without values, from the model's configuration alone. Nothing is quantized."""
         self.model = model_without_values(load_config(self.source, self.revision), self.dtype)
@@ -246,7 +251,7 @@ class CausalLMPolicy(BasePolicy):
             # A second copy, so that this policy stays as it is, and whose weights are not quantized.
             other = CausalLMPolicy(self.source, self.dtype, self.lora, chat=self.chat, revision=self.revision)
             other.prepare()
-            other.load_state_dict(self.state_dict())
+            other.load_state_dict(self.state_dict_without_critic())
             model = other._wrapped[0].merge_and_unload()
         model.save_pretrained(folder)
         self.prompt.tokenizer.save_pretrained(folder)

@@ -80,6 +80,7 @@ class Collector:
         constrain: Follow the admissible actions where the world lists them.
         max_action_tokens: Longest free answer.
         max_env_errors: Environment failures in one collection after which it stops.
+        leave_open: End unfinished episodes with the prompt that comes after their last action, for a critic.
         engine: What says the answers; None for the policy's own model in this process.
 
     Raises:
@@ -96,12 +97,14 @@ class Collector:
         constrain: bool = True,
         max_action_tokens: int = 16,
         max_env_errors: int = 16,
+        leave_open: bool = False,
         engine: Engine | None = None,
     ):
         _check_positions(policy.positions, rule.max_tokens)
         self._policy, self._pool, self._rule = policy, pool, rule
         self._rows = rows
         self._max_action_tokens, self._max_env_errors = max_action_tokens, max_env_errors
+        self._leave_open = leave_open
         self._rules = AnswerRules(policy.prompt, constrain, max_action_tokens)
         self._engine = engine or DecodingEngine(policy, rule.max_tokens + ACTION_ROOM_TOKENS)
         self.stats = CollectorStats()
@@ -242,8 +245,16 @@ class Collector:
         assert row.end is not None
         job = row.job
         instruction = row.context.instruction
+        if self._leave_open and row.end in (EndReason.TRUNCATED, EndReason.CONTEXT_LIMIT):
+            self._leave(row)
         segments = row.context.segments()
         return Episode(job.task.id, instruction, tuple(row.turns), segments, row.end, row.won)
+
+    def _leave(self, row: _Live) -> None:
+        """Show the state after the last action, as a further turn would have begun with it."""
+        if row.end is EndReason.TRUNCATED:
+            row.context.observe(row.state.observation, self._reserve(row.state), row.state.admissible)
+        row.context.leave_open(self._policy.positions)
 
     def _note_error(self, state: EnvState) -> None:
         """Count a failure; an episode that lost its worker to another slot's failure is played again uncounted."""

@@ -1,35 +1,49 @@
 """One iteration's collection: plan, play, credit, report, write. Its result is the rows to train on.
 
-Knows the collector and the rules, not Lightning: rank and number of processes come in as numbers.
+Complete groups are credited and written while later ones are played, and then forgotten: memory does not grow with
+their number. Knows the collector, not Lightning: rank and number of processes come in as numbers.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from gigpo_lightning.batch import MicroBatch, Minibatch, cut_by_tokens
+from gigpo_lightning.credit import Credit, Values
 from gigpo_lightning.curriculum import Stage
 from gigpo_lightning.envs.base import TaskSet
-from gigpo_lightning.rollout.collection import CreditRule, make_report
+from gigpo_lightning.rollout.collection import add_to_report
 from gigpo_lightning.rollout.collector import CollectorStats, EpisodeJob
+from gigpo_lightning.rollout.library_baseline import Library
 from gigpo_lightning.rollout.plan import GroupJob, plan_iteration, plan_rows
 from gigpo_lightning.rollout.report import RolloutReport
 from gigpo_lightning.rollout.rescore import Rescore, no_rescore
-from gigpo_lightning.rollout.store import RolloutStore, RolloutWriter
+from gigpo_lightning.rollout.store import RolloutStore, RolloutWriter, merged_moments
+from gigpo_lightning.rollout.task_choice import TaskSignal, count_classes
 from gigpo_lightning.trajectory import Episode, Group
+
+# Of the normalisation over an iteration: as in groups, and where a standard deviation is round-off.
+_EPS = 1e-6
+_ROUND_OFF = 1e-9
 
 
 @dataclass(slots=True)
 class Controls:
-    """What callbacks set for the next iteration. `stages` are all that evaluations may play."""
+    """What callbacks set for the next iteration. `stages` are all that evaluations may play.
+
+    `turn_limit` is that of the stage while it grows, `signal` what is known of its tasks where it prefers some,
+    `library` what is known of anchor states.
+    """
 
     lam: float = 0.8
     temperature: float = 1.0
@@ -37,11 +51,17 @@ class Controls:
     stage: Stage | None = None
     rehearsal: tuple[Stage, ...] = ()
     stages: tuple[Stage, ...] = ()
+    turn_limit: int | None = None
+    signal: TaskSignal | None = None
+    library: Library | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class IterationSpec:
-    """The numbers of one iteration on one process; `groups` are all groups, over all processes."""
+    """The numbers of one iteration on one process; `groups` are all groups, over all processes.
+
+    `credited_episodes` are about as many as are credited and written at a time; no result depends on it.
+    """
 
     iteration: int
     groups: int
@@ -50,9 +70,25 @@ class IterationSpec:
     rank: int
     world: int
     transcripts: int
+    credited_episodes: int = 128
 
 
-Play = Callable[[list[EpisodeJob], float], list[Episode]]
+Play = Callable[[list[EpisodeJob], float], Iterable[Episode]]
+"""From jobs and a temperature: their episodes, in order."""
+
+
+class GroupCredit(Protocol):
+    """Credits the groups of an iteration, part by part and in order."""
+
+    @property
+    def is_normalised_later(self) -> bool:
+        """Whether the advantages are raw, to be normalised over the iteration."""
+
+    def values(self, groups: Sequence[Group]) -> Values | None:
+        """What a critic says of some groups; None without one."""
+
+    def credit(self, groups: Sequence[Group], values: Values | None) -> Credit:
+        """The credit of some groups; no group's credit may depend on another group."""
 
 
 def run_iteration(
@@ -62,10 +98,21 @@ def run_iteration(
     stage_tasks: Callable[[Stage], TaskSet],
     play: Play,
     stats: Callable[[], CollectorStats],
-    rule: CreditRule,
+    crediting: GroupCredit,
     path: Path,
 ) -> tuple[RolloutStore, RolloutReport]:
-    """Play the groups of an iteration, credit them, write them to `path` and report."""
+    """Play the groups of an iteration, credit them, write them to `path` and report.
+
+    Args:
+        spec: The numbers of the iteration.
+        controls: What is played how.
+        stage: The stage being played.
+        stage_tasks: The tasks of a stage.
+        play: Plays episodes.
+        stats: What they cost.
+        crediting: Credits the groups, some at a time.
+        path: The file to write.
+    """
     clock = _Clock()
     jobs = plan_iteration(
         {s.name: stage_tasks(s) for s in (stage, *controls.rehearsal)},
@@ -77,32 +124,53 @@ def run_iteration(
         seed=spec.seed,
         rank=spec.rank,
         iteration=spec.iteration,
+        turn_limit=controls.turn_limit,
+        signal=controls.signal,
     )
     clock.lap("tasks")
-    groups = play_groups(jobs, play, controls.temperature)
+    report = RolloutReport()
+    groups = played_groups(jobs, play([member for job in jobs for member in job.members], controls.temperature))
+    stages, task_classes = (job.stage for job in jobs), (job.task_class for job in jobs)
+    step_groups = 0
+    with RolloutWriter(path) as writer:
+        while part := list(islice(groups, max(1, spec.credited_episodes // spec.members))):
+            clock.lap("play")
+            values = crediting.values(part)
+            clock.lap("values")
+            credit = crediting.credit(part, values)
+            credit = replace(credit, step_group_ids=credit.step_group_ids + step_groups)  # unique in the file
+            step_groups += len(credit.step_group_sizes)
+            clock.lap("credit")
+            names, classes = list(islice(stages, len(part))), list(islice(task_classes, len(part)))
+            add_to_report(report, part, names, credit, spec.transcripts)
+            report.tally.add_classes(count_classes(classes, part))
+            clock.lap("report")
+            writer.write(part, names, credit)
+            clock.lap("store")
+            del part, credit  # before the next are played
     clock.lap("play")
-    credit = rule.credit(groups, controls.lam)
-    clock.lap("credit")
-    names = [job.stage for job in jobs]
-    report = make_report(groups, names, credit, spec.transcripts)
+    store = RolloutStore(path)
+    report.credit_tables = store.credit_tables
+    if crediting.is_normalised_later:
+        store.normalise(*_mean_and_scale(gathered(store.moments(), spec.world)))
+    clock.lap("store")
     _sum_over_processes(report, spec.world)
     clock.lap("report")
-    with RolloutWriter(path) as writer:
-        writer.write(groups, names, credit)
-    store = RolloutStore(path)
-    clock.lap("store")
-    figures = _over_processes(_figures(clock.laps, stats(), len(groups) * spec.members), spec.world)
-    report.settle({**figures, "credit/lambda": rule.share(controls.lam)})
+    figures = _figures(clock.laps, stats(), len(jobs) * spec.members)
+    report.settle(_over_processes(figures, spec.world))
     return store, report
 
 
-def play_groups(jobs: Sequence[GroupJob], play: Play, temperature: float) -> list[Group]:
-    """Play all members of all groups together; the groups in their order."""
-    episodes = iter(play([member for job in jobs for member in job.members], temperature))
-    return [
-        Group(job.task.id, str(job.task.difficulty.get("type", "")), tuple(next(episodes) for _ in job.members))
-        for job in jobs
-    ]
+def played_groups(jobs: Sequence[GroupJob], episodes: Iterable[Episode]) -> Iterator[Group]:
+    """The groups, in order, as soon as all their episodes are there; all episodes are asked for."""
+    waiting, members = iter(jobs), list[Episode]()
+    job = next(waiting, None)
+    for episode in episodes:
+        assert job is not None
+        members.append(episode)
+        if len(members) == len(job.members):
+            yield Group(job.task.id, str(job.task.difficulty.get("type", "")), tuple(members))
+            job, members = next(waiting, None), []
 
 
 def minibatches_of(
@@ -122,7 +190,8 @@ def minibatches_of(
 
     Before the first, while the weights are still those that sampled, `rescore` may rate the rows anew.
     """
-    trainable = np.flatnonzero((store.chosen_counts > 0) & (store.teaches | (not skip_zero_advantage)))
+    trained = (store.chosen_counts > 0) | store.valued
+    trainable = np.flatnonzero(trained & (store.teaches | (not skip_zero_advantage)))
     rescored = rescore(store, trainable, temperature, max_tokens)
 
     def micro_batch(numbers: list[int]) -> MicroBatch:
@@ -137,6 +206,16 @@ def minibatches_of(
             yield Minibatch(tuple(micro_batch([int(rows[i]) for i in cut]) for cut in cuts), temperature)
 
 
+def _mean_and_scale(parts: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
+    """What `RolloutStore.normalise` needs for mean 0 and standard deviation 1 over all processes, from their moments.
+
+    Equal advantages, up to round-off, become 0.
+    """
+    n, mean, squares = merged_moments(parts)
+    std = math.sqrt(squares / max(n - 1.0, 1.0))
+    return mean, 1.0 / (std + _EPS) if std > _ROUND_OFF * abs(mean) else 0.0
+
+
 def rollout_path(folder: Path, iteration: int, rank: int, keep: int) -> Path:
     """Where the rollouts of an iteration go; files older than the last `keep` are removed."""
     for old in range(iteration - keep, -1, -1):
@@ -148,15 +227,16 @@ def rollout_path(folder: Path, iteration: int, rank: int, keep: int) -> Path:
 
 
 class _Clock:
-    """Seconds between laps."""
+    """Seconds between laps, added up by name."""
 
     def __init__(self) -> None:
-        self.laps: dict[str, float] = {}
+        self.laps: defaultdict[str, float] = defaultdict(float)
         self._last = time.perf_counter()
 
     def lap(self, name: str) -> None:
         now = time.perf_counter()
-        self.laps[name], self._last = now - self._last, now
+        self.laps[name] += now - self._last
+        self._last = now
 
 
 def _figures(laps: dict[str, float], stats: CollectorStats, episodes: int) -> dict[str, float]:
@@ -166,6 +246,7 @@ def _figures(laps: dict[str, float], stats: CollectorStats, episodes: int) -> di
         "time/environment_s": stats.env_s + laps["tasks"],
         "time/policy_s": stats.policy_s,
         "time/collector_s": laps["play"] - stats.env_s - stats.policy_s,
+        "time/values_s": laps["values"],
         "time/credit_s": laps["credit"],
         "time/report_s": laps["report"],
         "time/store_s": laps["store"],
@@ -182,7 +263,7 @@ def _sum_over_processes(report: RolloutReport, world: int) -> None:
     """Add up the counts of all processes, so that every process takes the same decisions from them."""
     # Processes may have met different task types, so the names travel with the numbers.
     total: defaultdict[str, float] = defaultdict(float)
-    for sums in _gathered(dict(report.tally.sums), world):
+    for sums in gathered(dict(report.tally.sums), world):
         for name, value in sums.items():
             total[name] += value
     report.tally.sums = total
@@ -190,12 +271,12 @@ def _sum_over_processes(report: RolloutReport, world: int) -> None:
 
 def _over_processes(figures: dict[str, float], world: int) -> dict[str, float]:
     """Speeds and counts added up; seconds those of the slowest process, for which the others wait."""
-    every = _gathered(figures, world)
+    every = gathered(figures, world)
     values = {name: [one[name] for one in every] for name in figures}
     return {n: sum(v) if n.endswith(("_per_s", "_errors")) else max(v) for n, v in values.items()}
 
 
-def _gathered(own: dict[str, float], world: int) -> list[dict[str, float]]:
+def gathered(own: Any, world: int) -> list[Any]:
     """The values of all processes, in order of rank."""
     if world == 1:
         return [own]

@@ -5,6 +5,7 @@ Knows how episodes are played, not Lightning: the policy comes with every call, 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gigpo_lightning.envs.base import TaskSet
@@ -28,6 +29,7 @@ class PlayRule:
     max_env_errors: int
     env_workers: int
     env_deadline_s: float
+    leave_open: bool = False
 
 
 class Player:
@@ -59,8 +61,10 @@ class Player:
         """What the last collection cost."""
         return CollectorStats() if self._collector is None else self._collector.stats
 
-    def play(self, policy: BasePolicy, jobs: list[EpisodeJob], temperature: float) -> list[Episode]:
-        """Play the jobs; episodes in their order.
+    def play(self, policy: BasePolicy, jobs: list[EpisodeJob], temperature: float) -> Iterator[Episode]:
+        """Play the jobs; yields their episodes in order, each as soon as those before it are there, too.
+
+        The others go on meanwhile. What is kept are the episodes that wait for an earlier one.
 
         Args:
             policy: Prepared, the same in every call; in evaluation mode, under the precision of the update.
@@ -72,8 +76,13 @@ class Player:
         """
         if self._collector is None:  # the policy's tokenizer exists only now
             self._collector = self._make_collector(policy)
-        episodes = dict(self._collector.run(jobs, temperature))
-        return [episodes[i] for i in range(len(jobs))]
+        waiting: dict[int, Episode] = {}
+        following = 0
+        for index, episode in self._collector.run(jobs, temperature):
+            waiting[index] = episode
+            while following in waiting:
+                yield waiting.pop(following)
+                following += 1
 
     def close(self) -> None:
         """Release environments and engine; the next call makes new ones."""
@@ -92,5 +101,6 @@ class Player:
             constrain=rule.constrain,
             max_action_tokens=rule.max_action_tokens,
             max_env_errors=rule.max_env_errors,
+            leave_open=rule.leave_open,
             engine=self.sampler.engine(policy, rule.segments.max_tokens, rule.rows),
         )

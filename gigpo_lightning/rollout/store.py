@@ -6,7 +6,7 @@ groups and appears under its name only when complete. Knows nothing about polici
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from gigpo_lightning.batch import MicroBatch, PackRow, pack
 from gigpo_lightning.credit import Credit
+from gigpo_lightning.rollout.report import CreditTable
 from gigpo_lightning.trajectory import Episode, Group, Segment
 
 _TURN_FIELDS = (
@@ -24,12 +25,15 @@ _TURN_FIELDS = (
     ("anchor", pa.string()),
     ("valid", pa.bool_()),
     ("admissible", pa.bool_()),
+    ("tokens", pa.int32()),
     ("well_formed", pa.bool_()),
     ("step_return", pa.float64()),
     ("step_group", pa.int64()),
     ("episode_advantage", pa.float64()),
     ("step_advantage", pa.float64()),
     ("advantage", pa.float64()),
+    ("value", pa.float64()),
+    ("value_target", pa.float64()),
 )
 SCHEMA = pa.schema(
     [
@@ -48,6 +52,7 @@ SCHEMA = pa.schema(
         ("logprobs", pa.list_(pa.float32())),
         ("allowed_ids", pa.list_(pa.int32())),
         ("allowed_counts", pa.list_(pa.int32())),
+        ("answer_starts", pa.list_(pa.int32())),
         *[(name, pa.list_(kind)) for name, kind in _TURN_FIELDS],
     ]
 )
@@ -112,11 +117,13 @@ class RolloutWriter:
                 "anchor": [str(t.anchor) for t in turns],
                 "valid": [t.valid for t in turns],
                 "admissible": [t.admissible for t in turns],
+                "tokens": [t.tokens for t in turns],
                 "well_formed": [t.well_formed for t in turns],
                 "step_group": credit.step_group_ids[flat].tolist(),
             }
-            for name in ("step_return", "episode_advantage", "step_advantage", "advantage"):
-                row[name] = getattr(credit, name)[flat].tolist()
+            for name in ("step_return", "episode_advantage", "step_advantage", "advantage", "value", "value_target"):
+                of_turns = getattr(credit, name)
+                row[name] = None if of_turns is None else of_turns[flat].tolist()
             rows.append(row)
         return rows
 
@@ -134,56 +141,105 @@ class RolloutWriter:
 class RolloutStore:
     """A written file, memory-mapped: rows are read when a minibatch needs them.
 
+    Nothing but the three figures of every row is copied: pages of the file come and go as the system sees fit.
+
     Attributes:
         token_counts: int64 [rows], tokens of each row.
         chosen_counts: float64 [rows], tokens that the policy chose.
         teaches: bool [rows], whether any turn of the row has an advantage other than 0.
+        valued: bool [rows], whether a critic has values of its turns to learn.
     """
 
     def __init__(self, path: Path):
         with pa.memory_map(str(path)) as source:
-            table = pa.ipc.open_stream(source).read_all()
-        self.table = table.combine_chunks() if table.num_rows else table
-        self.token_counts = _lengths(self._list("token_ids"))
-        self.chosen_counts = self._row_sums("response_mask")
-        self.teaches = self._row_sums("advantage") > 0
+            self.table = pa.ipc.open_stream(source).read_all()
+        self._parts = self.table.to_batches()
+        self._starts = np.cumsum([0, *(len(part) for part in self._parts)])
+        self.token_counts = self._of_rows("token_ids", _lengths)
+        self.chosen_counts = self._of_rows("response_mask", _row_sums)
+        self.teaches = self._of_rows("advantage", _row_sums) > 0
+        self.valued = self._of_rows("value_target", _lengths) > 0
+        self._mean, self._scale = 0.0, 1.0
 
-    def _row_sums(self, name: str) -> np.ndarray:
-        """The sum of absolute values of a list column, for every row."""
-        array = self._list(name)
-        values = np.abs(array.flatten().to_numpy(zero_copy_only=False).astype(np.float64))
-        return np.diff(np.concatenate([[0.0], np.cumsum(values)])[array.offsets.to_numpy()])
+    def normalise(self, mean: float, scale: float) -> None:
+        """Let all micro-batches have (advantage − mean) · scale."""
+        self._mean, self._scale = mean, scale
+
+    def moments(self) -> tuple[float, float, float]:
+        """Number, mean and sum of squared deviations of the advantages of all turns in which something was chosen."""
+        own = [_moments(part) for part in self._parts]
+        return merged_moments(own)
+
+    def _of_rows(self, name: str, measure: Callable[[pa.ListArray], np.ndarray]) -> np.ndarray:
+        """A figure of every row from a list column, part by part."""
+        return np.concatenate([np.zeros(0, np.int64), *(measure(part.column(name)) for part in self._parts)])
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
 
-    def _list(self, name: str) -> pa.ListArray:
-        column = self.table.column(name)
-        return column.chunk(0) if column.num_chunks else pa.array([], column.type)
+    def _pack_row(self, row: int) -> PackRow:
+        """The arrays of a row, views of the file where that is possible."""
+        number = int(np.searchsorted(self._starts, row, side="right")) - 1
+        part, place = self._parts[number], row - int(self._starts[number])
 
-    def _row(self, name: str, row: int) -> np.ndarray:
-        array = self._list(name)
-        begin, end = array.offsets[row].as_py(), array.offsets[row + 1].as_py()
-        return np.asarray(array.values.slice(begin, end - begin).to_numpy(zero_copy_only=False))
+        def read(name: str) -> np.ndarray:
+            array = part.column(name)
+            begin, end = array.offsets[place].as_py(), array.offsets[place + 1].as_py()
+            return np.asarray(array.values.slice(begin, end - begin).to_numpy(zero_copy_only=False))
+
+        return PackRow(
+            token_ids=read("token_ids"),
+            response_mask=read("response_mask"),
+            turn_index=read("turn_index") - part.column("first_turn")[place].as_py(),
+            logprobs=read("logprobs"),
+            allowed_ids=read("allowed_ids"),
+            allowed_counts=read("allowed_counts"),
+            advantages=(read("advantage") - self._mean) * self._scale,
+            answer_starts=read("answer_starts"),
+            values=read("value") if self.valued[row] else None,
+            value_targets=read("value_target") if self.valued[row] else None,
+        )
 
     def micro_batch(self, rows: Sequence[int]) -> MicroBatch:
         """The given segments as one packed micro-batch."""
-        first_turns = self.table.column("first_turn")
-        return pack(
-            [
-                PackRow(
-                    token_ids=self._row("token_ids", row),
-                    response_mask=self._row("response_mask", row),
-                    turn_index=self._row("turn_index", row) - first_turns[row].as_py(),
-                    logprobs=self._row("logprobs", row),
-                    allowed_ids=self._row("allowed_ids", row),
-                    allowed_counts=self._row("allowed_counts", row),
-                    advantages=self._row("advantage", row),
-                )
-                for row in rows
-            ]
-        )
+        return pack([self._pack_row(row) for row in rows])
+
+    def credit_tables(self) -> Iterator[CreditTable]:
+        """The turns of the written groups, as many at a time as were written at a time."""
+        for part in self._parts:
+            turns = _lengths(part.column("anchor"))
+            tasks, stages = (np.repeat(part.column(name).to_pylist(), turns).tolist() for name in ("task_id", "stage"))
+            yield CreditTable(
+                step_returns=part.column("step_return").flatten().to_numpy(),
+                tasks=tasks,
+                anchors=part.column("anchor").flatten().to_pylist(),
+                texts=part.column("observation").flatten().to_pylist(),
+                stages=stages,
+            )
+
+
+def merged_moments(parts: Iterable[tuple[float, float, float]]) -> tuple[float, float, float]:
+    """Number, mean and sum of squared deviations of all values, from those of their parts."""
+    n, mean, squares = 0.0, 0.0, 0.0
+    for count, own_mean, own_squares in parts:
+        difference, total = own_mean - mean, max(n + count, 1.0)
+        squares += own_squares + difference**2 * n * count / total
+        mean, n = mean + difference * count / total, n + count
+    return n, mean, squares
+
+
+def _moments(part: pa.RecordBatch) -> tuple[float, float, float]:
+    tokens, advantages = (part.column(name).flatten().to_numpy() for name in ("tokens", "advantage"))
+    chosen = advantages[tokens > 0]
+    mean = float(chosen.mean()) if len(chosen) else 0.0
+    return float(len(chosen)), mean, float(((chosen - mean) ** 2).sum())
 
 
 def _lengths(array: pa.ListArray) -> np.ndarray:
     return np.diff(array.offsets.to_numpy())
+
+
+def _row_sums(array: pa.ListArray) -> np.ndarray:
+    """The sum of absolute values of every list."""
+    values = np.abs(array.flatten().to_numpy(zero_copy_only=False).astype(np.float64))
+    return np.diff(np.concatenate([[0.0], np.cumsum(values)])[array.offsets.to_numpy()])

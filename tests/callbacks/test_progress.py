@@ -90,7 +90,7 @@ def test_in_a_terminal_one_line_renews_itself(
     monkeypatch.setattr(progress, "_is_terminal", lambda stream: True)
     monkeypatch.setenv("COLUMNS", "160")
     run(tmp_path, epochs=2)
-    before_table = capsys.readouterr().out.partition("Training finished")[0]
+    before_table = capsys.readouterr().out.partition("Stages of the curriculum")[0]
     draws = before_table.split("\r")
     assert sum("update 2/2" in text for text in draws) == 2
     assert any("collecting" in text for text in draws)
