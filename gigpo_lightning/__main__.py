@@ -24,6 +24,7 @@ TOOL_COMMANDS = {
     "plan": ("say what a run needs in memory and time, before it is started", "gigpo_lightning.cli_plan:run_plan"),
     "compare": ("train variants with several seeds and compare them", "gigpo_lightning.compare.command:run_compare"),
     "export": ("write the adapter or the merged model of a checkpoint", "gigpo_lightning.cli_export:run_export"),
+    "anchors": ("print the anchors that a run's library remembers", "gigpo_lightning.cli_anchors:run_anchors"),
 }
 # Commands of single worlds: command → (what it does, world → "module:function taking the rest of the command line").
 WORLD_COMMANDS = {

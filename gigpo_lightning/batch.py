@@ -5,13 +5,15 @@ Knows nothing about policies or environments. Masks are True where a token count
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
+
+Part = TypeVar("Part")
 
 
 class TurnValues(NamedTuple):
@@ -132,21 +134,40 @@ def _join(parts: Sequence[np.ndarray], kind: type) -> Tensor:
     return torch.from_numpy(np.concatenate(parts).astype(kind) if parts else np.zeros(0, kind))
 
 
+class LazyMicroBatches(Sequence[MicroBatch]):
+    """Micro-batches that are made anew whenever they are asked for: none is kept.
+
+    Args:
+        make: Makes one.
+        parts: What `make` is given, for each.
+    """
+
+    def __init__(self, make: Callable[[Part], MicroBatch], parts: Sequence[Part]):
+        self._make, self._parts = make, parts
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def __getitem__(self, index: int) -> MicroBatch:  # type: ignore[override]
+        return self._make(self._parts[index])
+
+
 @dataclass(frozen=True, slots=True)
 class Minibatch:
     """The micro-batches of one optimiser step.
 
     Attributes:
-        micro_batches: Empty where this process has fewer rows than minibatches: padding of zero weight.
+        micro_batches: Empty where this process has fewer rows than minibatches: padding of zero weight. However many
+            episodes there are, only the one in work need be in memory.
         temperature: The sampling temperature, which the log-probs are computed at.
     """
 
-    micro_batches: tuple[MicroBatch, ...]
+    micro_batches: Sequence[MicroBatch]
     temperature: float
 
     def to(self, device: torch.device | str, **_: Any) -> Minibatch:
-        """The same minibatch on another device."""
-        return replace(self, micro_batches=tuple(m.to(device) for m in self.micro_batches))
+        """The same minibatch; each micro-batch goes to the other device when it is asked for."""
+        return replace(self, micro_batches=LazyMicroBatches(lambda micro: micro.to(device), self.micro_batches))
 
 
 def cut_by_tokens(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:

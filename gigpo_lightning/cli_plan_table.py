@@ -140,7 +140,8 @@ def show_probe(
     """Print how long an iteration took and what that comes to."""
     table = _table("Time of an iteration", "", "seconds", "share")
     for name, words in PARTS.items():
-        table.add_row(words, f"{seconds[name]:.2f}", f"{seconds[name] / seconds['total']:.0%}")
+        if seconds[name] or name != "time/values_s":  # without a critic there is no such part
+            table.add_row(words, f"{seconds[name]:.2f}", f"{seconds[name] / seconds['total']:.0%}")
     table.add_row("all", f"{seconds['total']:.2f}", "", style="bold")
     console = _console()
     console.print(table)

@@ -27,8 +27,9 @@ from gigpo_lightning.rollout.collector import EpisodeJob
 from gigpo_lightning.rollout.context import SegmentRule
 from gigpo_lightning.rollout.crediting import Crediting
 from gigpo_lightning.rollout.evaluation import EvaluationBatch, EvaluationRule, Place, plan
-from gigpo_lightning.rollout.iteration import Controls, IterationSpec, minibatches_of, rollout_path, run_iteration
+from gigpo_lightning.rollout.iteration import Controls, IterationSpec, rollout_path, run_iteration
 from gigpo_lightning.rollout.loaders import Evaluations, Iterations
+from gigpo_lightning.rollout.minibatches import minibatches_of
 from gigpo_lightning.rollout.options import check_counts, check_processes, check_sampling
 from gigpo_lightning.rollout.player import Player, PlayRule
 from gigpo_lightning.rollout.preflight import check_first_prompt, check_places, claim_folder
@@ -177,7 +178,7 @@ class RolloutDataModule(pl.LightningDataModule):
     def setup(self, stage: str) -> None:
         self.player.sampler.check(self.policy)
 
-    def play(self, jobs: list[EpisodeJob], temperature: float) -> Iterator[Episode]:
+    def play(self, jobs: Iterable[EpisodeJob], temperature: float) -> Iterator[Episode]:
         """Play the jobs with the present policy, which acts until all are asked for; episodes in order of the jobs."""
         assert self.trainer is not None
         with acting(self.policy, self.trainer.precision_plugin) as policy:

@@ -6,7 +6,7 @@ Lightning: how a tensor is reduced over processes comes in as a function.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -156,18 +156,20 @@ def accumulate(
         processes: Those that share the minibatch.
         backward: Of a part's loss, and whether it is the last part, with which gradients are averaged.
     """
-    own = [(micro, rule.weights(micro)) for micro in batch.micro_batches if not micro.is_empty]
-    count = int(processes.over_all(len(own), "max"))
-    counted = sum(weights.denominator for micro, weights in own if len(micro.chosen))
+    # Read twice, so that only one at a time is in memory: the denominators must be known before the first is used.
+    own_parts, counted, valued = 0, 0.0, 0
+    for micro in batch.micro_batches:
+        own_parts += not micro.is_empty
+        counted += rule.weights(micro).denominator if len(micro.chosen) else 0.0
+        valued += 0 if micro.values is None else len(micro.values.states)
+    count = int(processes.over_all(own_parts, "max"))
     denominator = max(processes.over_all(counted, "mean"), 1e-9)
     if rule.constant_tokens is not None:
         denominator = rule.constant_tokens / processes.count
     turns = 1.0
     if rule.critic is not None:
-        valued = sum(len(micro.values.states) for micro, _ in own if micro.values is not None)
         turns = max(processes.over_all(valued, "mean"), 1e-9)
-    parts = [(micro, weights.weights, len(micro.chosen)) for micro, weights in own]
-    parts += [(*padding(processes.device), 0)] * (count - len(own))
+    parts = _filled(rule, batch.micro_batches, count, processes.device)
     figures = LossFigures()
     for number, (micro, weights, tokens) in enumerate(parts, start=1):
         loss, metrics = rule.part(
@@ -183,6 +185,20 @@ def accumulate(
         backward(loss, number == count)
         figures.add(metrics, tokens)
     return figures.over_processes(processes.reduce)
+
+
+def _filled(
+    rule: LossRule, micro_batches: Iterable[MicroBatch], count: int, device: torch.device
+) -> Iterator[tuple[MicroBatch, Tensor, int]]:
+    """The micro-batches that hold something, then padding, `count` in all, each with the weights [N] of its chosen
+    tokens, and their number."""
+    number = 0
+    for micro in micro_batches:
+        if not micro.is_empty:
+            yield micro, rule.weights(micro).weights, len(micro.chosen)
+            number += 1
+    for _ in range(count - number):
+        yield *padding(device), 0
 
 
 class LossFigures:

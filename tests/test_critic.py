@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -72,7 +71,7 @@ def test_the_values_are_of_the_prompts_and_of_the_state_at_the_end(kind: str) ->
     """Each prompt read alone, as when it was answered, gives the value that the packed rows give."""
     policy = with_critic()
     episodes = play(policy, RULES[kind])
-    found = rate([Group("g", "", tuple(episodes))], lambda: acting(policy), 100)
+    found = rate([Group("g", "", tuple(episodes))], policy, 100)
     wanted, ends = [], []
     for episode in episodes:
         prompts = [s.token_ids[:start] for s in episode.segments for start in s.answer_starts]
@@ -98,10 +97,6 @@ def assert_prompts(policy: ScratchPolicy, episode: Episode, prompts: list[list[i
             # What comes before an answer was not chosen; the answer itself belongs to a turn.
             assert not segment.response_mask[start - 1]
             assert start == len(segment.token_ids) or segment.turn_index[start] >= 0
-
-
-def acting(policy: ScratchPolicy) -> Any:
-    return nullcontext(policy)
 
 
 def value_of(policy: ScratchPolicy, prompt: list[int]) -> float:
@@ -145,7 +140,7 @@ def test_rollouts_that_were_not_played_for_a_critic_are_refused() -> None:
     policy = with_critic()
     groups = [Group("g", "", tuple(play(policy, RULES["growing"], leave_open=False)))]
     with pytest.raises(ValueError, match="ended as truncated with 4 values for 4 turns"):
-        rate(groups, lambda: acting(policy), 100)
+        rate(groups, policy, 100)
 
 
 def test_a_prompt_that_nothing_answers_is_not_trained_on() -> None:
@@ -315,13 +310,12 @@ class Watching:
 def test_moments_of_several_processes_are_those_of_all_turns() -> None:
     random = np.random.default_rng(0)
     parts = [random.normal(3, 2, n) for n in (5, 1, 40)]
-    moments = [dict(enumerate((len(x), x.mean(), ((x - x.mean()) ** 2).sum()))) for x in parts]
-    mean, scale = _mean_and_scale([*moments[:1], {0: 0.0, 1: 0.0, 2: 0.0}, *moments[1:]])
+    moments = [(float(len(x)), float(x.mean()), float(((x - x.mean()) ** 2).sum())) for x in parts]
+    mean, scale = _mean_and_scale([moments[0], (0.0, 0.0, 0.0), *moments[1:]])
     every = np.concatenate(parts)
     assert mean == pytest.approx(every.mean())
     assert scale == pytest.approx(1 / (every.std(ddof=1) + 1e-6))
-    equal = [{0: 3.0, 1: 0.1 + 0.2, 2: 1e-34}]
-    assert _mean_and_scale(equal)[1] == 0  # round-off is not divided by itself
+    assert _mean_and_scale([(3.0, 0.1 + 0.2, 1e-34)])[1] == 0  # round-off is not divided by itself
 
 
 def test_the_critic_learns_and_says_so(tmp_path: Path) -> None:

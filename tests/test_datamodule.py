@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,8 @@ class Played(pl.Callback):
         player = trainer.datamodule.player
         play = player.play
 
-        def note_and_play(policy: BasePolicy, jobs: list[EpisodeJob], temperature: float) -> Any:
+        def note_and_play(policy: BasePolicy, drawn: Iterable[EpisodeJob], temperature: float) -> Any:
+            jobs = list(drawn)
             self.calls.append((len(jobs), temperature, weights(pl_module)))
             return play(policy, jobs, temperature)
 

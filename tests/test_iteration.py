@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ def run(
     """One iteration of two stages; `parts` receives the number of groups that were credited at a time."""
     collector = Collector(policy, InProcessPool(BoxEnv), SegmentRule(turns=2, max_tokens=200), rows=5)
 
-    def play(jobs: list[EpisodeJob], temperature: float) -> list[Episode]:
+    def play(jobs: Iterable[EpisodeJob], temperature: float) -> list[Episode]:
         return [episode for _, episode in sorted(collector.run(jobs, temperature))]
 
     class Counting(CreditRule):
@@ -132,7 +132,8 @@ def test_groups_come_when_complete_and_all_episodes_are_asked_for() -> None:
             yield episode(name)
         asked.append("end")  # where an engine ends its collection
 
-    groups = played_groups([GroupJob(jobs[2 * g].task, "two", tuple(jobs[2 * g :][:2])) for g in range(2)], play())
+    plan = [GroupJob(jobs[2 * g].task, "two", tuple(jobs[2 * g :][:2])) for g in range(2)]
+    groups = played_groups(iter(plan), play())
     assert [e.task_id for e in next(groups).episodes] == ["a", "b"]
     assert asked == ["a", "b"]
     assert [e.task_id for e in next(groups).episodes] == ["c", "d"]
@@ -157,7 +158,7 @@ def test_no_more_wait_than_are_needed_for_order(policy: ScratchPolicy) -> None:
     class Counted(Collector):
         done = 0
 
-        def run(self, jobs: Sequence[EpisodeJob], temperature: float) -> Iterator[tuple[int, Episode]]:
+        def run(self, jobs: Iterable[EpisodeJob], temperature: float) -> Iterator[tuple[int, Episode]]:
             for item in super().run(jobs, temperature):
                 self.done += 1
                 yield item

@@ -6,6 +6,7 @@ Generated ALFWorld households, a tiny model with a moved adapter, and every way 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -32,8 +33,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> str:
     return save_tiny(folder, tasks=TASKS, max_position_embeddings=2048, initializer_range=0.1)
 
 
-def play(policy: CausalLMPolicy, constrain: bool, turns: int | None) -> list[Episode]:
-    rule = SegmentRule(turns=turns, max_tokens=800)
+def play(policy: CausalLMPolicy, constrain: bool, turns: int | None, **segments: Any) -> list[Episode]:
+    rule = SegmentRule(turns=turns, **{"max_tokens": 800, **segments})
     pool = InProcessPool(TASKS.make_env)
     collector = Collector(policy, pool, rule, rows=3, constrain=constrain, max_action_tokens=ANSWER_TOKENS)
     jobs = [EpisodeJob(TASKS.get("train", i // 2), TURNS, (i,)) for i in range(6)]
@@ -65,6 +66,17 @@ def test_the_updates_logprobs_are_the_samplers(source: str, form: str, constrain
     assert (0 in counts) == (not constrain or form == "think")  # choices among the whole vocabulary
     assert (max(counts) > 1) == constrain  # choices among what the actions allow
     assert 1 not in counts
+
+
+# In five turns few episodes come back to a state before their fourth.
+@pytest.mark.parametrize(("keyframes", "turns"), [("anchors", 1), ("changes", 1), ("changes", 3)])
+def test_headers_with_keyframes_are_trained_on_as_they_were_read(source: str, keyframes: str, turns: int) -> None:
+    policy = made(source, chat=CHAT)
+    episodes = play(policy, True, turns, keep_last=1, keyframes=keyframes, keep_keyframes=2)
+    check_turns(policy, episodes)
+    headers = [[s.turn_index.count(-1) for s in e.segments] for e in episodes]
+    plain = [[s.turn_index.count(-1) for s in e.segments] for e in play(policy, True, turns, keep_last=1)]
+    assert headers != plain  # some header shows a keyframe
 
 
 def test_half_constrained_answers_reason_and_act_admissibly(source: str) -> None:

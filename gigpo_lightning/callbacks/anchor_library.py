@@ -6,6 +6,7 @@ credit of the next iteration as a baseline (`data.credit.singleton_baseline`).
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,8 +40,9 @@ class AnchorLibrary(Callback):
         text_chars: Characters kept of a state's observation.
         reset_every: Start the running statistics anew after so many iterations, ≥ 1; null never. Old returns come from
             an old policy.
-        scope: What one anchor is: equal keys of one `task`, or of the whole `world`. Worlds that make tasks anew hardly
-            ever repeat one, so as a baseline their library needs `world`.
+        scope: What one anchor is: equal keys of one `task`; equal keys in the whole `world`, if they mean the same in
+            every task; or equal observations (`text`). Where tasks hardly ever come twice, `task` never knows a state
+            again, and `world` only if keys name nothing that is the task's own (those of ALFWorld do).
         projector_every: Iterations between two views of the library in TensorBoard's embedding projector, ≥ 1; null for
             none. Points are the mean hidden states in which the policy reads the kept texts.
         projector_anchors: The most states in a view, the most visited ones, ≥ 1.
@@ -111,7 +113,7 @@ class AnchorLibrary(Callback):
         iteration = data.iteration - 1
         own = AnchorTable()
         for turns in data.report.credit_tables():
-            keys = self._keys(turns.tasks, turns.anchors)
+            keys = self._keys(turns.tasks, turns.anchors, turns.texts)
             own.merge(
                 AnchorTable.of_turns(keys, turns.step_returns, turns.texts, turns.stages, iteration, self.text_chars)
             )
@@ -124,13 +126,15 @@ class AnchorLibrary(Callback):
             self.table.shrink(math.ceil(_KEPT_FRAC * self.max_anchors))
         return figures(self.table) | {"anchors/library_new_frac": new / max(len(batch), 1)}
 
-    def look_up(self, task_ids: Sequence[str], anchors: Sequence[str]) -> KnownReturns:
+    def look_up(self, task_ids: Sequence[str], anchors: Sequence[str], texts: Sequence[str]) -> KnownReturns:
         """What earlier iterations know of these states: the present one is added only when its update is done."""
-        return self.table.look_up(self._keys(task_ids, anchors))
+        return self.table.look_up(self._keys(task_ids, anchors, texts))
 
-    def _keys(self, task_ids: Sequence[str], anchors: Sequence[str]) -> Sequence[str]:
+    def _keys(self, task_ids: Sequence[str], anchors: Sequence[str], texts: Sequence[str]) -> Sequence[str]:
         if self.scope == "world":
             return anchors
+        if self.scope == "text":
+            return [hashlib.blake2b(text.encode(), digest_size=12).hexdigest() for text in texts]
         return [f"{task}|{anchor}" for task, anchor in zip(task_ids, anchors, strict=True)]
 
     def _check_scope(self, source: str) -> None:

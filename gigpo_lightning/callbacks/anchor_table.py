@@ -20,7 +20,7 @@ _INTEGERS = ("visits", "first_seen", "last_seen")
 _FLOATS = ("mean", "m2")
 _TEXTS = ("keys", "texts", "stages")
 _FORMAT = b"gigpo_lightning anchors 2"
-SCOPES = ("task", "world")
+SCOPES = ("task", "world", "text")
 _SCOPES = tuple(scope.encode() for scope in SCOPES)
 _SCHEMA = pa.schema(
     [(name, pa.string()) for name in _TEXTS]
@@ -33,9 +33,9 @@ _SCHEMA = pa.schema(
 class AnchorTable:
     """Anchor states in order of first sight, one row each.
 
-    `scope` says what a key is: `task` for `<task id>|<anchor>`, `world` for the anchor alone. `visits` int64, `mean`
-    and `m2` (the sum of squared deviations) float64 of the step return, `first_seen` and `last_seen` int64 iterations;
-    `texts` and `stages` are those of the first sight.
+    `scope` says what a key is: `task` for `<task id>|<anchor>`, `world` for the anchor alone, `text` for a digest of
+    the observation. `visits` int64, `mean` and `m2` (the sum of squared deviations) float64 of the step return,
+    `first_seen` and `last_seen` int64 iterations; `texts` and `stages` are those of the first sight.
     """
 
     def __init__(self, scope: str = "task") -> None:

@@ -17,10 +17,12 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from gigpo_lightning.callbacks.anchor_table import AnchorTable
 from gigpo_lightning.placement import acting
 from gigpo_lightning.policy.base import BasePolicy
-from gigpo_lightning.policy.embed import embed_texts
+from gigpo_lightning.policy.embedding import observation_embeddings
 
 HEADER = ["text", "visits", "mean return", "stage"]
 TAG = "anchors"
+# Tokens of one run of the model.
+MAX_TOKENS = 4096
 CONFIG = "projector_config.pbtxt"
 _ENTRY = "embeddings {"
 
@@ -39,7 +41,7 @@ def project(trainer: pl.Trainer, policy: BasePolicy, table: AnchorTable, anchors
     if not len(rows):
         return
     with acting(policy, trainer.precision_plugin) as whole:
-        vectors = embed_texts(whole, [table.texts[row] for row in rows]).cpu()
+        vectors = observation_embeddings(whole, [table.texts[row] for row in rows], MAX_TOKENS)
     if not trainer.is_global_zero:
         return
     boards = [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]

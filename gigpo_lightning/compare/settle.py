@@ -89,9 +89,14 @@ def _schedule(budget: Budget, checks: int) -> tuple[dict[str, Any], dict[str, An
     if budget.env_steps is not None:
         return {"every_env_steps": max(1, budget.env_steps // checks), "every_s": None}, unlimited
     if budget.seconds is not None:
-        limit = {**unlimited, "max_time": {"seconds": budget.seconds}}
+        limit = {**unlimited, "max_time": _duration(max(1, round(budget.seconds)))}
         return {"every_env_steps": None, "every_s": budget.seconds / checks}, limit
     return {}, {}
+
+
+def _duration(seconds: int) -> str:
+    """Seconds as the trainer's days:hours:minutes:seconds."""
+    return f"{seconds // 86400:02}:{seconds // 3600 % 24:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
 
 
 def _stages(callbacks: Sequence[Mapping[str, Any]]) -> Any:

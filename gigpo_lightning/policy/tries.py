@@ -5,7 +5,8 @@ from __future__ import annotations
 from gigpo_lightning.policy.base import PromptFormat
 from gigpo_lightning.policy.constraint import ActionTrie
 
-TRIES_KEPT = 20_000
+# The lists of some hundred households; in large ones a trie takes 20 KB.
+TRIES_KEPT = 2_000
 
 
 class TrieCache:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,6 +20,7 @@ from gigpo_lightning.policy.base import BasePolicy, Reading
 from gigpo_lightning.policy.engine import DecodingEngine, Engine, Said
 from gigpo_lightning.policy.projection import admit
 from gigpo_lightning.rollout.context import SHORTEST_SEGMENT, EpisodeContext, SegmentRule
+from gigpo_lightning.rollout.job_queue import JobQueue
 from gigpo_lightning.rollout.pool import EnvPool, EnvState
 from gigpo_lightning.trajectory import EndReason, Episode, Turn
 
@@ -109,20 +110,21 @@ class Collector:
         self._engine = engine or DecodingEngine(policy, rule.max_tokens + ACTION_ROOM_TOKENS)
         self.stats = CollectorStats()
 
-    def run(self, jobs: Sequence[EpisodeJob], temperature: float) -> Iterator[tuple[int, Episode]]:
-        """Play all jobs; yields `(index of the job, episode)` as episodes finish.
+    def run(self, jobs: Iterable[EpisodeJob], temperature: float) -> Iterator[tuple[int, Episode]]:
+        """Play all jobs, drawn as rows become free; yields `(index of the job, episode)` as episodes finish.
 
         Raises:
             ValueError: The environments failed too often; the message ends with the last failure, the cause shows where
                 in the world's code.
         """
         self.stats = CollectorStats()
-        slots = min(self._rows, len(jobs))
+        queue = JobQueue(jobs)
+        slots = queue.ready(self._rows)
         self._engine.begin(slots, temperature)
-        queue, free = deque(enumerate(jobs)), deque(range(slots))
+        free = deque(range(slots))
         live: dict[int, _Live] = {}
         acting: list[_Live] = []
-        while queue or live:
+        while queue.ready(1) or live:
             acting += self._start(queue, free, live)
             self._send(acting)
             # An environment in this process has answered already; those elsewhere work while the engine does.
@@ -134,15 +136,15 @@ class Collector:
                 free.append(row.slot)
                 if row.end is EndReason.ERROR:
                     self._note_error(row.state)
-                    queue.appendleft((row.job_index, row.job))
+                    queue.put_back(row.job_index, row.job)
                 else:
                     yield row.job_index, self._finish(row)
             acting = complete + [row for row in acting if row.end is None and row.answer.is_complete]
         self._engine.end()
 
-    def _start(self, queue: deque[tuple[int, EpisodeJob]], free: deque[int], live: dict[int, _Live]) -> list[_Live]:
+    def _start(self, queue: JobQueue[EpisodeJob], free: deque[int], live: dict[int, _Live]) -> list[_Live]:
         """Begin episodes in the free slots; returns those whose first action has no alternative."""
-        started = [(free.popleft(), *queue.popleft()) for _ in range(min(len(free), len(queue)))]
+        started = [(free.popleft(), *queue.take()) for _ in range(queue.ready(len(free)))]
         if not started:
             return []
         begin = time.perf_counter()
@@ -152,11 +154,16 @@ class Collector:
         for (slot, index, job), state in zip(started, states, strict=True):
             if state.error is not None:
                 free.append(slot)
-                queue.appendleft((index, job))
+                queue.put_back(index, job)
                 self._note_error(state)
                 continue
             context = EpisodeContext(
-                self._policy.prompt, self._rule, state.instruction, state.observation, state.admissible
+                self._policy.prompt,
+                self._rule,
+                state.instruction,
+                state.observation,
+                state.admissible,
+                anchor=state.anchor,
             )
             context.require_room(self._reserve(state), job.task.id)
             random = np.random.Generator(np.random.Philox(np.random.SeedSequence(job.seed)))
@@ -221,12 +228,19 @@ class Collector:
             elif state.truncated or len(row.turns) >= row.job.max_turns:
                 row.end = EndReason.TRUNCATED
             else:
-                reserve = self._reserve(state)
-                row.context.observe(state.observation, reserve, state.admissible)
+                reserve = self._observe(row)
                 if row.context.room < reserve:
                     row.end = EndReason.CONTEXT_LIMIT
                 else:
                     self._open_turn(row)
+
+    def _observe(self, row: _Live) -> int:
+        """Close the turn with what the environment answered; returns the tokens that the next answer may need."""
+        state, reserve = row.state, self._reserve(row.state)
+        row.context.observe(
+            state.observation, reserve, state.admissible, anchor=state.anchor, reward=row.turns[-1].reward
+        )
+        return reserve
 
     def _turn(self, row: _Live, before: EnvState, after: EnvState) -> Turn:
         return Turn(
@@ -253,7 +267,7 @@ class Collector:
     def _leave(self, row: _Live) -> None:
         """Show the state after the last action, as a further turn would have begun with it."""
         if row.end is EndReason.TRUNCATED:
-            row.context.observe(row.state.observation, self._reserve(row.state), row.state.admissible)
+            self._observe(row)
         row.context.leave_open(self._policy.positions)
 
     def _note_error(self, state: EnvState) -> None:

@@ -7,10 +7,11 @@ is trained on. Knows the prompt format, not the model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from gigpo_lightning.policy.base import KeptTurn, PromptFormat
+from gigpo_lightning.rollout.keyframes import KEYFRAMES, PastTurn
 from gigpo_lightning.trajectory import Segment
 
 SHORTEST_SEGMENT = 16
@@ -22,21 +23,34 @@ class SegmentRule:
 
     Args:
         turns: Turns per segment: 1 is a prompt per turn, null one growing conversation.
-        keep_last: Earlier turns that a header shows.
+        keep_last: Earlier turns that a header always shows: the last ones.
         keep_first_observation: Whether a header always opens with the first observation of the episode.
-        max_tokens: Longest segment. An episode whose header alone leaves no room ends as `context_limit`.
+        max_tokens: Longest segment. An episode whose header without any keyframe leaves no room ends as
+            `context_limit`.
+        keyframes: Turns before the last ones that a header shows, too: `changes`, those that changed the state or
+            earned a reward; `anchors`, the last ones in states where the episode has been twice or more; null for none.
+        keep_keyframes: At most so many keyframes, the latest; fewer where the answer would have no room.
     """
 
     turns: int | None = None
     keep_last: int = 3
     keep_first_observation: bool = True
     max_tokens: int = 1024
+    keyframes: str | None = None
+    keep_keyframes: int = 6
 
     def __post_init__(self) -> None:
         if self.turns is not None and self.turns < 1:
             raise ValueError(f"data.segments.turns={self.turns}: must be at least 1, or null for whole episodes")
         if self.keep_last < 0:
             raise ValueError(f"data.segments.keep_last={self.keep_last}: must be at least 0")
+        if self.keyframes is not None and self.keyframes not in KEYFRAMES:
+            known = ", ".join(KEYFRAMES)
+            raise ValueError(f"data.segments.keyframes={self.keyframes!r}: choose one of {known}, or null for none")
+        if self.keep_keyframes < 1:
+            raise ValueError(
+                f"data.segments.keep_keyframes={self.keep_keyframes}: must be at least 1; keyframes=null is none"
+            )
         if self.max_tokens < SHORTEST_SEGMENT:
             raise ValueError(f"data.segments.max_tokens={self.max_tokens}: must be at least {SHORTEST_SEGMENT}")
 
@@ -85,6 +99,7 @@ class EpisodeContext:
         instruction: The goal.
         observation: The first observation.
         admissible: What is possible there, for prompts that show it; None where the world does not list it.
+        anchor: The key of the first state.
     """
 
     def __init__(
@@ -94,16 +109,19 @@ class EpisodeContext:
         instruction: str,
         observation: str,
         admissible: Sequence[str] | None = None,
+        *,
+        anchor: Hashable,
     ):
         self._prompt, self._rule, self.instruction = prompt, rule, instruction
-        self._first_observation = observation
+        self._first_observation, self._anchor = observation, anchor
         self._kept: list[KeptTurn] = []
+        self._past: list[PastTurn] = []
         self._action: list[int] = []
         self._observation = observation
         self._closed: list[Segment] = []
         self.turn = 0
         self._open = _OpenSegment()
-        self._start_segment(admissible)
+        self._start_segment(admissible, 0)
 
     @property
     def tokens(self) -> int:
@@ -159,23 +177,34 @@ class EpisodeContext:
                 self._open.add_choice(token_id, logprob, ids, self.turn)
         self._action += token_ids
 
-    def observe(self, observation: str, reserve: int, admissible: Sequence[str] | None = None) -> None:
+    def observe(
+        self,
+        observation: str,
+        reserve: int,
+        admissible: Sequence[str] | None = None,
+        *,
+        anchor: Hashable,
+        reward: float,
+    ) -> None:
         """Close the turn with what the environment answered; open a new segment where the rule says so.
 
         Args:
             observation: The next observation.
             reserve: Tokens that the next answer may need.
             admissible: What is possible now, for prompts that show it; None where the world does not list it.
+            anchor: The key of the present state.
+            reward: What the turn earned.
         """
         self._kept.append(KeptTurn(self._observation, tuple(self._action)))
-        self._observation, self._action = observation, []
+        self._past.append(PastTurn(self._anchor, anchor, reward))
+        self._observation, self._action, self._anchor = observation, [], anchor
         self._open.turns += 1
         self.turn += 1
         ids = self._prompt.continuation(self.instruction, observation, admissible)
         full = self._rule.turns is not None and self._open.turns >= self._rule.turns
         if full or self.tokens + len(ids) + reserve > self._rule.max_tokens:
             self._closed.append(self._open.close())
-            self._start_segment(admissible)
+            self._start_segment(admissible, reserve)
         else:
             self._open.add(ids, self.turn)
 
@@ -203,10 +232,26 @@ class EpisodeContext:
         if len(self._open.answer_starts) == self._open.turns:
             self._open.answer_starts.append(self.tokens)
 
-    def _start_segment(self, admissible: Sequence[str] | None) -> None:
-        kept = self._kept[-self._rule.keep_last :] if self._rule.keep_last else []
-        if self._rule.keep_first_observation and len(kept) < len(self._kept):
-            kept = [KeptTurn(self._first_observation, ()), *kept]
-        ids = self._prompt.header(self.instruction, kept, self._observation, admissible)
+    def _start_segment(self, admissible: Sequence[str] | None, reserve: int) -> None:
+        recent = list(range(max(0, self.turn - self._rule.keep_last), self.turn))
+        earlier = self._keyframes(self.turn - len(recent))
+        ids = self._header([*earlier, *recent], admissible)
+        while earlier and len(ids) + reserve > self._rule.max_tokens:
+            del earlier[0]
+            ids = self._header([*earlier, *recent], admissible)
         self._open = _OpenSegment()
         self._open.add(ids, -1)
+
+    def _keyframes(self, before: int) -> list[int]:
+        """The turns before turn `before` that a header shows beside the last ones."""
+        if self._rule.keyframes is None:
+            return []
+        chosen = KEYFRAMES[self._rule.keyframes](self._past)
+        return [turn for turn in chosen if turn < before][-self._rule.keep_keyframes :]
+
+    def _header(self, turns: Sequence[int], admissible: Sequence[str] | None) -> list[int]:
+        """The header that shows these turns of the past."""
+        kept = [self._kept[turn] for turn in turns]
+        if self._rule.keep_first_observation and self._kept and 0 not in turns:
+            kept = [KeptTurn(self._first_observation, ()), *kept]
+        return self._prompt.header(self.instruction, kept, self._observation, admissible)

@@ -37,7 +37,9 @@ def demonstrate(
     """
     observation = env.reset(task)
     admissible = _listed(env)
-    context = EpisodeContext(policy.prompt, rule, observation.instruction, observation.text, admissible)
+    context = EpisodeContext(
+        policy.prompt, rule, observation.instruction, observation.text, admissible, anchor=env.anchor()
+    )
     for _ in range(max_turns):
         action = expert.act(observation, admissible)
         if policy.prompt.reasons:
@@ -47,7 +49,7 @@ def demonstrate(
         if result.terminated or result.truncated:
             return context.segments() if result.info.get("won") else ()
         observation, admissible = Observation(result.observation.text), _listed(env)
-        context.observe(observation.text, room_tokens, admissible)
+        context.observe(observation.text, room_tokens, admissible, anchor=env.anchor(), reward=result.reward)
         if context.room < room_tokens:
             return ()
     return ()

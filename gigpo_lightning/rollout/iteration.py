@@ -11,23 +11,20 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, tee
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-import numpy as np
 import torch
 
-from gigpo_lightning.batch import MicroBatch, Minibatch, cut_by_tokens
 from gigpo_lightning.credit import Credit, Values
 from gigpo_lightning.curriculum import Stage
 from gigpo_lightning.envs.base import TaskSet
 from gigpo_lightning.rollout.collection import add_to_report
 from gigpo_lightning.rollout.collector import CollectorStats, EpisodeJob
 from gigpo_lightning.rollout.library_baseline import Library
-from gigpo_lightning.rollout.plan import GroupJob, plan_iteration, plan_rows
+from gigpo_lightning.rollout.plan import GroupJob, plan_iteration
 from gigpo_lightning.rollout.report import RolloutReport
-from gigpo_lightning.rollout.rescore import Rescore, no_rescore
 from gigpo_lightning.rollout.store import RolloutStore, RolloutWriter, merged_moments
 from gigpo_lightning.rollout.task_choice import TaskSignal, count_classes
 from gigpo_lightning.trajectory import Episode, Group
@@ -35,6 +32,8 @@ from gigpo_lightning.trajectory import Episode, Group
 # Of the normalisation over an iteration: as in groups, and where a standard deviation is round-off.
 _EPS = 1e-6
 _ROUND_OFF = 1e-9
+
+_Item = TypeVar("_Item")
 
 
 @dataclass(slots=True)
@@ -73,8 +72,8 @@ class IterationSpec:
     credited_episodes: int = 128
 
 
-Play = Callable[[list[EpisodeJob], float], Iterable[Episode]]
-"""From jobs and a temperature: their episodes, in order."""
+Play = Callable[[Iterator[EpisodeJob], float], Iterable[Episode]]
+"""From jobs, which are drawn as they are needed, and a temperature: their episodes, in order."""
 
 
 class GroupCredit(Protocol):
@@ -114,12 +113,13 @@ def run_iteration(
         path: The file to write.
     """
     clock = _Clock()
+    groups_here = len(range(spec.rank, spec.groups, spec.world))
     jobs = plan_iteration(
         {s.name: stage_tasks(s) for s in (stage, *controls.rehearsal)},
         stage,
         controls.rehearsal,
         split="train",
-        groups=len(range(spec.rank, spec.groups, spec.world)),
+        groups=groups_here,
         members=spec.members,
         seed=spec.seed,
         rank=spec.rank,
@@ -127,21 +127,21 @@ def run_iteration(
         turn_limit=controls.turn_limit,
         signal=controls.signal,
     )
-    clock.lap("tasks")
     report = RolloutReport()
-    groups = played_groups(jobs, play([member for job in jobs for member in job.members], controls.temperature))
-    stages, task_classes = (job.stage for job in jobs), (job.task_class for job in jobs)
+    jobs, played, named = tee(clock.apart("tasks", jobs), 3)
+    groups = played_groups(played, play((member for job in jobs for member in job.members), controls.temperature))
+    noted = ((job.stage, job.task_class) for job in named)
     step_groups = 0
     with RolloutWriter(path) as writer:
         while part := list(islice(groups, max(1, spec.credited_episodes // spec.members))):
             clock.lap("play")
             values = crediting.values(part)
-            clock.lap("values")
+            clock.lap("credit" if values is None else "values")
             credit = crediting.credit(part, values)
             credit = replace(credit, step_group_ids=credit.step_group_ids + step_groups)  # unique in the file
             step_groups += len(credit.step_group_sizes)
             clock.lap("credit")
-            names, classes = list(islice(stages, len(part))), list(islice(task_classes, len(part)))
+            names, classes = zip(*islice(noted, len(part)), strict=True)
             add_to_report(report, part, names, credit, spec.transcripts)
             report.tally.add_classes(count_classes(classes, part))
             clock.lap("report")
@@ -156,54 +156,23 @@ def run_iteration(
     clock.lap("store")
     _sum_over_processes(report, spec.world)
     clock.lap("report")
-    figures = _figures(clock.laps, stats(), len(jobs) * spec.members)
+    figures = _figures(clock.laps, stats(), groups_here * spec.members)
+    if "values" in clock.laps:
+        figures["time/values_s"] = clock.laps["values"]
     report.settle(_over_processes(figures, spec.world))
     return store, report
 
 
-def played_groups(jobs: Sequence[GroupJob], episodes: Iterable[Episode]) -> Iterator[Group]:
+def played_groups(jobs: Iterator[GroupJob], episodes: Iterable[Episode]) -> Iterator[Group]:
     """The groups, in order, as soon as all their episodes are there; all episodes are asked for."""
-    waiting, members = iter(jobs), list[Episode]()
-    job = next(waiting, None)
+    members: list[Episode] = []
+    job = None
     for episode in episodes:
-        assert job is not None
+        job = job or next(jobs)
         members.append(episode)
         if len(members) == len(job.members):
             yield Group(job.task.id, str(job.task.difficulty.get("type", "")), tuple(members))
-            job, members = next(waiting, None), []
-
-
-def minibatches_of(
-    store: RolloutStore,
-    *,
-    passes: int,
-    minibatches: int,
-    max_tokens: int,
-    temperature: float,
-    seed: int,
-    rank: int,
-    iteration: int,
-    skip_zero_advantage: bool = False,
-    rescore: Rescore = no_rescore,
-) -> Iterator[Minibatch]:
-    """All minibatches of an iteration, pass by pass; always `passes` × `minibatches` of them.
-
-    Before the first, while the weights are still those that sampled, `rescore` may rate the rows anew.
-    """
-    trained = (store.chosen_counts > 0) | store.valued
-    trainable = np.flatnonzero(trained & (store.teaches | (not skip_zero_advantage)))
-    rescored = rescore(store, trainable, temperature, max_tokens)
-
-    def micro_batch(numbers: list[int]) -> MicroBatch:
-        micro = store.micro_batch(numbers)
-        return micro if rescored is None else rescored.correct(micro, numbers)
-
-    for index in range(passes):
-        parts = plan_rows(len(trainable), minibatches, seed=seed, rank=rank, iteration=iteration, pass_index=index)
-        for part in parts:
-            rows = trainable[part]
-            cuts = cut_by_tokens([int(store.token_counts[r]) for r in rows], max_tokens)
-            yield Minibatch(tuple(micro_batch([int(rows[i]) for i in cut]) for cut in cuts), temperature)
+            job, members = None, []
 
 
 def _mean_and_scale(parts: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
@@ -238,6 +207,18 @@ class _Clock:
         self.laps[name] += now - self._last
         self._last = now
 
+    def apart(self, name: str, items: Iterator[_Item]) -> Iterator[_Item]:
+        """The items; the time that they need counts under `name`, not in the lap in which they are asked for."""
+        while True:
+            begin = time.perf_counter()
+            item = next(items, None)
+            spent = time.perf_counter() - begin
+            self.laps[name] += spent
+            self._last += spent
+            if item is None:
+                return
+            yield item
+
 
 def _figures(laps: dict[str, float], stats: CollectorStats, episodes: int) -> dict[str, float]:
     """The `time/*` figures: seconds by part, and speeds."""
@@ -246,7 +227,6 @@ def _figures(laps: dict[str, float], stats: CollectorStats, episodes: int) -> di
         "time/environment_s": stats.env_s + laps["tasks"],
         "time/policy_s": stats.policy_s,
         "time/collector_s": laps["play"] - stats.env_s - stats.policy_s,
-        "time/values_s": laps["values"],
         "time/credit_s": laps["credit"],
         "time/report_s": laps["report"],
         "time/store_s": laps["store"],

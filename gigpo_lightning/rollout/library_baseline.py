@@ -30,8 +30,8 @@ class KnownReturns(NamedTuple):
 class Library(Protocol):
     """Statistics of anchor states from earlier iterations; the present one is not among them."""
 
-    def look_up(self, task_ids: Sequence[str], anchors: Sequence[str]) -> KnownReturns:
-        """What is known of the states, given by task and anchor key."""
+    def look_up(self, task_ids: Sequence[str], anchors: Sequence[str], texts: Sequence[str]) -> KnownReturns:
+        """What is known of the states, given by task, anchor key and observation."""
 
 
 def with_library(
@@ -57,7 +57,9 @@ def with_library(
         The same credit with `step_advantage`, `advantage` and `library_steps` renewed.
     """
     turns = [(group.task_id, turn) for group in groups for episode in group.episodes for turn in episode.turns]
-    known = library.look_up([task for task, _ in turns], [str(turn.anchor) for _, turn in turns])
+    known = library.look_up(
+        [task for task, _ in turns], [str(turn.anchor) for _, turn in turns], [turn.observation for _, turn in turns]
+    )
     penalties = torch.tensor([penalty(turn) for _, turn in turns], dtype=torch.float64)
     own = singleton_advantages(credit.step_return - penalties, credit.step_group_ids, *known, norm=norm)
     return replace(

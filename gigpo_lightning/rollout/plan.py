@@ -5,7 +5,7 @@ So a resumed run plays the same, and an evaluation never moves the training stre
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -51,8 +51,8 @@ def plan_iteration(
     iteration: int,
     turn_limit: int | None = None,
     signal: TaskSignal | None = None,
-) -> list[GroupJob]:
-    """The groups of one iteration on one process.
+) -> Iterator[GroupJob]:
+    """The groups of one iteration on one process, one by one.
 
     Args:
         tasks: The task set of every stage by name.
@@ -69,7 +69,6 @@ def plan_iteration(
         signal: What is known of the present stage's tasks, if it prefers some; null for a uniform draw.
     """
     random = generator(_TASKS, seed, rank, iteration)
-    jobs = []
     for number in range(groups):
         earlier = bool(rehearsal) and random.random() < stage.rehearsal
         chosen = rehearsal[int(random.integers(len(rehearsal)))] if earlier else stage
@@ -82,8 +81,7 @@ def plan_iteration(
         seeds = [(_EPISODES, seed, rank, iteration, number, member) for member in range(members)]
         episode_jobs = tuple(EpisodeJob(task, limit, s) for s in seeds)
         name = class_of(task, chosen.signal_by, size) if by_signal else ""
-        jobs.append(GroupJob(task, chosen.name, episode_jobs, name))
-    return jobs
+        yield GroupJob(task, chosen.name, episode_jobs, name)
 
 
 def _uniform(tasks: TaskSet, split: str, random: np.random.Generator) -> Task:

@@ -5,7 +5,7 @@ Knows how episodes are played, not Lightning: the policy comes with every call, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from gigpo_lightning.envs.base import TaskSet
@@ -61,7 +61,7 @@ class Player:
         """What the last collection cost."""
         return CollectorStats() if self._collector is None else self._collector.stats
 
-    def play(self, policy: BasePolicy, jobs: list[EpisodeJob], temperature: float) -> Iterator[Episode]:
+    def play(self, policy: BasePolicy, jobs: Iterable[EpisodeJob], temperature: float) -> Iterator[Episode]:
         """Play the jobs; yields their episodes in order, each as soon as those before it are there, too.
 
         The others go on meanwhile. What is kept are the episodes that wait for an earlier one.

@@ -68,7 +68,7 @@ def check_first_prompt(pool: EnvPool, prompt: PromptFormat, rule: SegmentRule, a
     (state,) = pool.reset([0], [task])
     if state.error is not None:
         return
-    context = EpisodeContext(prompt, rule, state.instruction, state.observation, state.admissible)
+    context = EpisodeContext(prompt, rule, state.instruction, state.observation, state.admissible, anchor=state.anchor)
     context.require_room(answer_tokens, task.id)
     if prompt.reasons and state.admissible is not None:
         longest = max(len(prompt.action_ids(action)) for action in state.admissible)

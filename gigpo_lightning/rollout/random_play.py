@@ -107,7 +107,9 @@ class _Player:
         if state.error is not None:
             self.error = state.error
             return (), 0
-        context = EpisodeContext(self.prompt, self.rule, state.instruction, state.observation, state.admissible)
+        context = EpisodeContext(
+            self.prompt, self.rule, state.instruction, state.observation, state.admissible, anchor=state.anchor
+        )
         context.require_room(self.max_action_tokens, task.id)
         read: list[int] = []
         for turn in range(1, self.max_turns + 1):
@@ -123,7 +125,13 @@ class _Player:
                 return context.segments(), turn - 1
             if state.terminated or state.truncated or turn == self.max_turns:
                 break
-            context.observe(state.observation, self.max_action_tokens, state.admissible)
+            context.observe(
+                state.observation,
+                self.max_action_tokens,
+                state.admissible,
+                anchor=state.anchor,
+                reward=state.reward,
+            )
             if context.room < self.max_action_tokens:
                 break
         return context.segments(), turn
