@@ -16,6 +16,18 @@ from torch import Tensor
 Part = TypeVar("Part")
 
 
+class TurnValues(NamedTuple):
+    """What a critic learns from K turns.
+
+    `states`: int64 [K], the index in `token_ids` of the last token before each turn's answer; `old`: float32 [K], what
+    the critic said before the first update; `targets`: float32 [K], what it should say.
+    """
+
+    states: Tensor
+    old: Tensor
+    targets: Tensor
+
+
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
     """Whole rows, laid end to end; only chosen tokens have an entry in the `[N]` tensors.
@@ -30,6 +42,7 @@ class MicroBatch:
         allowed_ids: int64 [M], the allowed ids of every chosen token, concatenated.
         allowed_counts: int64 [N], their numbers, 0 where the whole vocabulary was allowed; None if it was for all.
         importance: float32 [N], weights of the policy loss where another engine sampled; None for 1.
+        values: Of all turns of the rows; None without a critic.
     """
 
     token_ids: Tensor
@@ -41,16 +54,27 @@ class MicroBatch:
     allowed_ids: Tensor
     allowed_counts: Tensor | None
     importance: Tensor | None = None
+    values: TurnValues | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing in it is trained on."""
+        return not len(self.chosen) and (self.values is None or not len(self.values.states))
 
     def to(self, device: torch.device | str) -> MicroBatch:
         """The same micro-batch on another device."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         moved: dict[str, Any] = {k: v.to(device) for k, v in values.items() if isinstance(v, Tensor)}
+        if self.values is not None:
+            moved["values"] = TurnValues(*(part.to(device) for part in self.values))
         return replace(self, **moved)
 
 
 class PackRow(NamedTuple):
-    """One segment as arrays: the fields of `trajectory.Segment`, turns counted from 0, with `advantages` per turn."""
+    """One segment as arrays: the fields of `trajectory.Segment`, turns counted from 0, with `advantages` per turn.
+
+    `values` and `value_targets` are per turn, too; these and `answer_starts` are None where no critic is trained.
+    """
 
     token_ids: np.ndarray
     response_mask: np.ndarray
@@ -59,6 +83,9 @@ class PackRow(NamedTuple):
     allowed_ids: np.ndarray
     allowed_counts: np.ndarray
     advantages: np.ndarray
+    answer_starts: np.ndarray | None = None
+    values: np.ndarray | None = None
+    value_targets: np.ndarray | None = None
 
 
 def pack(rows: Sequence[PackRow]) -> MicroBatch:
@@ -83,7 +110,24 @@ def pack(rows: Sequence[PackRow]) -> MicroBatch:
         advantages=_join(advantages, np.float32),
         allowed_ids=_join([row.allowed_ids for row in rows], np.int64),
         allowed_counts=counts if counts.any() else None,
+        values=_pack_values(rows),
     )
+
+
+def _pack_values(rows: Sequence[PackRow]) -> TurnValues | None:
+    """The values of all turns of all rows, or None where the rows have none."""
+    if not any(row.values is not None for row in rows):
+        return None
+    lengths = [len(row.token_ids) for row in rows]
+    offsets = np.cumsum([0, *lengths[:-1]])
+    states, old, targets = [], [], []
+    for row, offset in zip(rows, offsets, strict=True):
+        if row.values is not None and row.value_targets is not None and row.answer_starts is not None:
+            # A prompt that nothing answers has no target: it comes after the turns.
+            states.append(row.answer_starts[: len(row.values)] - 1 + offset)
+            old.append(row.values)
+            targets.append(row.value_targets)
+    return TurnValues(_join(states, np.int64), _join(old, np.float32), _join(targets, np.float32))
 
 
 def _join(parts: Sequence[np.ndarray], kind: type) -> Tensor:

@@ -21,6 +21,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 # Imported for their names: a class that is loaded can be written in YAML without its module.
+import gigpo_lightning.detectors
 import gigpo_lightning.envs.alfworld.tasks
 import gigpo_lightning.policy.causal_lm
 import gigpo_lightning.policy.scratch
@@ -34,6 +35,7 @@ from gigpo_lightning.cli_place import Place, agreed_place, place_run
 from gigpo_lightning.cli_quiet import quieten
 from gigpo_lightning.cli_ranks import forget, rank
 from gigpo_lightning.datamodule import RolloutDataModule
+from gigpo_lightning.detectors.base import Detector
 from gigpo_lightning.envs.base import TaskSet
 from gigpo_lightning.module import GiGPOModule
 from gigpo_lightning.policy.base import BasePolicy
@@ -270,7 +272,7 @@ class _Parser(LightningArgumentParser):
             raise ex
         parsers = [self, *getattr(self._subcommands_action, "choices", {}).values()]
         options = {name for parser in parsers for name in parser._option_string_actions}
-        classes = _subclasses(pl.Callback, BasePolicy, EngineOptions, TaskSet)
+        classes = _subclasses(pl.Callback, BasePolicy, Detector, EngineOptions, TaskSet)
         options |= {name for cls in classes for name in inspect.signature(cls).parameters}
         fail(option_message(message, sorted(options), sorted(cls.__name__ for cls in classes), _Parser.configs))
 

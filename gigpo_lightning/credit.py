@@ -1,13 +1,13 @@
 """Credit: groups of episodes in, one advantage per turn out.
 
-Lays the turns flat, lets a detector form the step groups and an estimator compute the advantages; both are chosen by
-name. Knows nothing of tokens: the loss spreads a turn's advantage over that turn's own tokens.
+Lays the turns flat, lets a detector form the step groups and an estimator, chosen by name, compute the advantages.
+Knows nothing of tokens: the loss spreads a turn's advantage over that turn's own tokens.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -15,20 +15,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gigpo_lightning.functional.advantages import GigpoCredit, gigpo
-from gigpo_lightning.functional.anchors import group_exact
+from gigpo_lightning.detectors.base import Detector, Embed, TurnTable
+from gigpo_lightning.detectors.named import make_detector
+from gigpo_lightning.estimators import CRITIC_ESTIMATORS, ESTIMATORS, CreditOptions, Records
+from gigpo_lightning.functional.advantages import GigpoCredit
 from gigpo_lightning.trajectory import EndReason, Group, Turn
 
 _Entry = TypeVar("_Entry")
-
-Detector = Callable[[Sequence[Hashable], Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class Credit:
     """What each turn deserves. All tensors are [turns], in the order groups, then episodes, then turns.
 
-    `advantage`, `episode_advantage`, `step_advantage` and `step_return` are float64, `step_group_ids` int64.
+    `advantage`, `episode_advantage`, `step_advantage` and `step_return` are float64, `step_group_ids` int64; `value`
+    (what the critic said) and `value_target` (what it should say) likewise, None where the estimator has no critic.
     `step_group_sizes` [step groups] holds the number of turns of each step group, for a histogram. `sums` holds counts
     and sums that add up over parts of an iteration and over processes; `credit_figures` says what follows from them.
     """
@@ -40,6 +41,8 @@ class Credit:
     step_group_ids: Tensor
     step_group_sizes: Tensor
     sums: dict[str, float]
+    value: Tensor | None = None
+    value_target: Tensor | None = None
 
     @property
     def figures(self) -> dict[str, float]:
@@ -47,28 +50,15 @@ class Credit:
         return credit_figures(self.sums)
 
 
-class Records(NamedTuple):
-    """The turns of several groups laid flat, [S] each: what every estimator starts from."""
+class Values(NamedTuple):
+    """A critic's values, float64.
 
-    rewards: Tensor
-    penalties: Tensor
-    episode_ids: Tensor
-    step_index: Tensor
-    group_ids: Tensor
-    step_group_ids: Tensor
+    `turns` [turns]: of the states acted in, in the order of `Credit`; `ends` [episodes]: of the states that episodes
+    were left in, not read where the task ended them.
+    """
 
-
-class CreditOptions(NamedTuple):
-    """The numbers of an estimator; each reads those it needs."""
-
-    lam: float
-    gamma: float
-    norm: str
-    statistics: str
-    combine: str
-
-
-Estimator = Callable[[Records, CreditOptions], GigpoCredit]
+    turns: Tensor
+    ends: Tensor
 
 
 def credit_groups(
@@ -83,39 +73,59 @@ def credit_groups(
     invalid_penalty: float = 0.1,
     format_penalty: float = 0.0,
     penalty_in_returns: bool = False,
+    gae_lambda: float = 0.95,
+    n_steps: int = 5,
+    values: Values | None = None,
     detector: str | Detector = "exact",
+    iteration: int = 0,
+    embed: Embed | None = None,
 ) -> Credit:
     """One advantage per turn.
 
     Args:
         groups: The collected groups; every episode ended properly and has at least one turn.
-        estimator: `gigpo`, `grpo` (A_E only) or `step` (A_S only).
+        estimator: `gigpo`, `grpo` (A_E only), `step` (A_S only), `rloo` (leave-one-out), or with a critic `ppo` (GAE)
+            or `a2c` (n-step returns).
         lam: Global share λ in [0, 1] with `combine` convex, ω ≥ 0 with additive; read by `gigpo` only.
-        gamma: Discount of the step returns, in [0, 1].
-        norm: `std`, or `none` for no division by the standard deviation.
+        gamma: Discount of the step returns, of GAE and of n-step returns, in [0, 1].
+        norm: `std`, or `none` for no division by the standard deviation. Read by gigpo, grpo and step.
         statistics: `trajectory` (over episodes) or `step` (over records) for the episode advantage.
         combine: `convex` or `additive`.
         invalid_penalty: What an invalid action costs, ≥ 0, subtracted from the scores of its own turn.
         format_penalty: What an answer that breaks its format costs, ≥ 0, in the same way; a turn may cost both.
-        penalty_in_returns: Subtract them from the turn's reward instead, so that they enter both returns.
-        detector: Name of the detector that forms step groups, or a function (keys, group_ids) -> step_group_ids.
+        penalty_in_returns: Subtract them from the turn's reward instead, so that they enter all returns.
+        gae_lambda: λ of GAE, in [0, 1]; read by ppo only.
+        n_steps: Turns before an n-step return goes over to the critic, at least 1; read by a2c only.
+        values: What the critic says; ppo and a2c need it.
+        detector: What forms the step groups, or its short name.
+        iteration: For detectors that ask.
+        embed: Embeddings of texts, for detectors that ask.
 
     Raises:
-        ValueError: An unknown name, a number outside its range, no turns, a missing reward (NaN), or an episode that
-            ended in an environment error: such an episode must be replaced, not credited.
+        ValueError: An unknown name, a number outside its range, no turns, a missing reward (NaN), missing values, or an
+            episode that ended in an environment error: such an episode must be replaced, not credited.
     """
     compute = _pick("estimator", estimator, ESTIMATORS)
-    detect = _pick("detector", detector, DETECTORS) if isinstance(detector, str) else detector
+    detector = make_detector("detector", detector)
     for name, penalty in (("invalid_penalty", invalid_penalty), ("format_penalty", format_penalty)):
         if not 0.0 <= penalty < float("inf"):
             raise ValueError(f"{name}: {penalty} is not a number >= 0; 0 is off, 0.1 the usual value")
+    if estimator in CRITIC_ESTIMATORS and values is None:
+        raise ValueError(f"estimator: {estimator} needs the values of a critic; set model.critic")
+    table = _table(groups, iteration, embed)
     records = _lay_flat(
-        groups, detect, lambda t: invalid_penalty * (not t.valid) + format_penalty * (not t.well_formed)
+        groups,
+        table,
+        _checked(detector, table),
+        lambda t: invalid_penalty * (not t.valid) + format_penalty * (not t.well_formed),
+        values,
     )
     if penalty_in_returns:
         rewards, none = records.rewards - records.penalties, torch.zeros_like(records.penalties)
         records = records._replace(rewards=rewards, penalties=none)
-    parts = compute(records, CreditOptions(lam, gamma, norm, statistics, combine))
+    parts = compute(records, CreditOptions(lam, gamma, norm, statistics, combine, gae_lambda, n_steps))
+    # Penalties outside the returns are no part of what the critic learns to expect.
+    target = parts.advantage + records.penalties + records.values if estimator in CRITIC_ESTIMATORS else None
     sizes = torch.bincount(records.step_group_ids)
     sizes = sizes[sizes > 0]
     return Credit(
@@ -126,59 +136,71 @@ def credit_groups(
         step_group_ids=records.step_group_ids,
         step_group_sizes=sizes,
         sums=_sums(records, parts, sizes),
+        value=None if target is None else records.values,
+        value_target=target,
     )
 
 
-def _gigpo(records: Records, options: CreditOptions) -> GigpoCredit:
-    return gigpo(
-        records.rewards,
-        records.episode_ids,
-        records.step_index,
-        records.group_ids,
-        records.step_group_ids,
-        gamma=options.gamma,
-        norm=options.norm,
-        statistics=options.statistics,
-        combine=options.combine,
-        weight=options.lam,
-        penalties=records.penalties,
-    )
-
-
-def _grpo(records: Records, options: CreditOptions) -> GigpoCredit:
-    return _gigpo(records, options._replace(lam=1.0, combine="convex"))
-
-
-def _step(records: Records, options: CreditOptions) -> GigpoCredit:
-    return _gigpo(records, options._replace(lam=0.0, combine="convex"))
-
-
-# An estimator or detector of one's own is one more entry.
-ESTIMATORS: dict[str, Estimator] = {"gigpo": _gigpo, "grpo": _grpo, "step": _step}
-DETECTORS: dict[str, Detector] = {"exact": group_exact}
-
-
-def _lay_flat(groups: Sequence[Group], detect: Detector, penalty: Callable[[Turn], float]) -> Records:
-    episodes = [(g, episode) for g, group in enumerate(groups) for episode in group.episodes]
-    failed = [episode for _, episode in episodes if episode.end is EndReason.ERROR]
+def _table(groups: Sequence[Group], iteration: int, embed: Embed | None) -> TurnTable:
+    """What a detector sees of the groups."""
+    failed = [episode for group in groups for episode in group.episodes if episode.end is EndReason.ERROR]
     if failed:
         raise ValueError(
             f"groups: an episode of task {failed[0].task_id} ended in an environment error; replace it before credit"
         )
-    turns = [turn for _, episode in episodes for turn in episode.turns]
-    if not turns:
+    episodes = [(g, group, episode) for g, group in enumerate(groups) for episode in group.episodes]
+    lengths = [len(episode.turns) for _, _, episode in episodes]
+    if not sum(lengths):
         raise ValueError("groups: there is no turn to credit; collect at least one episode")
-    lengths = np.array([len(episode.turns) for _, episode in episodes])
-    episode_ids = np.repeat(np.arange(len(episodes)), lengths)
+    return TurnTable(
+        turns=[turn for _, _, episode in episodes for turn in episode.turns],
+        group_ids=torch.from_numpy(np.repeat([g for g, _, _ in episodes], lengths)),
+        task_ids=[group.task_id for _, group, episode in episodes for _ in episode.turns],
+        instructions=[episode.instruction for _, _, episode in episodes for _ in episode.turns],
+        iteration=iteration,
+        embed=embed,
+    )
+
+
+def _checked(detector: Detector, table: TurnTable) -> Tensor:
+    """The detector's step groups; it may be the user's own."""
+    found, group_ids = detector.detect(table), table.group_ids
+    name = type(detector).__name__
+    if found.shape != group_ids.shape or found.dtype != torch.int64 or int(found.min()) < 0:
+        raise ValueError(
+            f"detector: {name}.detect gave {found.dtype} of shape {list(found.shape)}; it must give one int64 ≥ 0 for "
+            f"each of {len(group_ids)} turns"
+        )
+    owner = torch.zeros(int(found.max()) + 1, dtype=torch.int64)
+    owner[found] = group_ids
+    if not torch.equal(owner[found], group_ids):
+        raise ValueError(f"detector: {name}.detect put turns of two task groups into one step group")
+    return found
+
+
+def _lay_flat(
+    groups: Sequence[Group],
+    table: TurnTable,
+    step_group_ids: Tensor,
+    penalty: Callable[[Turn], float],
+    values: Values | None,
+) -> Records:
+    episodes = [episode for group in groups for episode in group.episodes]
+    lengths = np.array([len(episode.turns) for episode in episodes])
+    episode_ids = np.repeat(np.arange(len(lengths)), lengths)
     starts = np.cumsum(lengths) - lengths
-    group_ids = torch.from_numpy(np.array([g for g, _ in episodes])[episode_ids])
+    if values is None:
+        values = Values(torch.zeros(int(lengths.sum()), dtype=torch.float64), torch.zeros(len(episodes)).double())
+    is_over = torch.tensor([episode.end is EndReason.TERMINATED for episode in episodes])
     return Records(
-        rewards=torch.tensor([_reward(turn.reward) for turn in turns], dtype=torch.float64),
-        penalties=torch.tensor([penalty(turn) for turn in turns], dtype=torch.float64),
+        rewards=torch.tensor([_reward(turn.reward) for turn in table.turns], dtype=torch.float64),
+        penalties=torch.tensor([penalty(turn) for turn in table.turns], dtype=torch.float64),
         episode_ids=torch.from_numpy(episode_ids),
-        step_index=torch.from_numpy(np.arange(len(turns)) - starts[episode_ids]),
-        group_ids=group_ids,
-        step_group_ids=detect([turn.anchor for turn in turns], group_ids),
+        step_index=torch.from_numpy(np.arange(len(episode_ids)) - starts[episode_ids]),
+        group_ids=table.group_ids,
+        step_group_ids=step_group_ids,
+        values=values.turns,
+        bootstrap=torch.where(is_over, 0.0, values.ends)[episode_ids],
     )
 
 
@@ -191,7 +213,8 @@ def _reward(reward: float | None) -> float:
 def credit_figures(sums: Mapping[str, float]) -> dict[str, float]:
     """What the added-up `Credit.sums` of an iteration come to; every share of nothing is 0.
 
-    `density` (distinct states that recur ÷ distinct states), `coverage` (turns in step groups of at least two ÷ turns),
+    `density` (states that recur ÷ states; a state is what the detector takes for one, a step group, and recurs with two
+    turns), `coverage` (turns in step groups of at least two ÷ turns),
     `zero_spread_groups` and `zero_spread_step_groups` (share, among those of at least two members, that teach nothing),
     `episode_advantage_std` and `step_advantage_std` over the turns.
     """

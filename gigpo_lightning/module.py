@@ -22,17 +22,19 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from gigpo_lightning.batch import Minibatch
-from gigpo_lightning.optimizers import check_resumed, described, made
+from gigpo_lightning.optimizers import check_resumed, check_scheduled, described, made
 from gigpo_lightning.placement import check_optimizer, check_strategy, settle_precision
 from gigpo_lightning.policy.base import BasePolicy
+from gigpo_lightning.policy.critic import CriticRule
 from gigpo_lightning.policy.default_type import float32_by_default
 from gigpo_lightning.policy.finite import not_finite
+from gigpo_lightning.resumption import check_identity, settle_weights
 from gigpo_lightning.rollout.collector import EpisodeJob
 from gigpo_lightning.rollout.evaluation import EvaluationBatch, outcomes, summarise
-from gigpo_lightning.rollout.options import check_loss, check_updates
+from gigpo_lightning.rollout.options import check_critic, check_loss, check_updates
 from gigpo_lightning.rollout.transcript import transcript
 from gigpo_lightning.sharding import own_part, shard, whole
-from gigpo_lightning.update import LossFigures, LossRule, filled
+from gigpo_lightning.update import LossRule, Processes, accumulate
 
 OptimizerFactory = Callable[[Iterable[Tensor]], Optimizer]
 SchedulerFactory = Callable[[Optimizer], LRScheduler]
@@ -48,11 +50,14 @@ class GiGPOModule(pl.LightningModule):
         clip_low: ε_low of the clipped surrogate, in [0, 1).
         clip_high: ε_high of the clipped surrogate.
         dual_clip: Lower bound c of the objective where the advantage is negative, > 1; null for none.
+        ratio: Of the surrogate: `token`, `sequence` (GSPO: one for all tokens of a turn) or `none` (the plain policy
+            gradient, which clips nothing).
         kl_coef: Weight of the k3 KL to the reference: a frozen copy of the initial policy (0 keeps none), or with LoRA
             the same weights with the adapter off.
         aggregation: `token`, `turn` or `constant`.
         constant_tokens: Denominator of `constant`, in tokens of a minibatch over all processes.
-        gradient_clip: Largest gradient norm; null for no clipping.
+        critic: Value head for the estimators ppo and a2c; null for none.
+        gradient_clip: Largest gradient norm, of the value head by itself; null for no clipping.
         max_bad_updates: Non-finite updates in a row after which the run stops.
     """
 
@@ -64,20 +69,22 @@ class GiGPOModule(pl.LightningModule):
         clip_low: float = 0.2,
         clip_high: float = 0.2,
         dual_clip: float | None = None,
+        ratio: str = "token",
         kl_coef: float = 0.01,
         aggregation: str = "token",
         constant_tokens: float | None = None,
+        critic: CriticRule | None = None,
         gradient_clip: float | None = 1.0,
         max_bad_updates: int = 5,
     ):
         super().__init__()
         self.automatic_optimization = False
-        check_loss(clip_low, clip_high, dual_clip, kl_coef, aggregation, constant_tokens)
+        check_loss(clip_low, clip_high, dual_clip, kl_coef, aggregation, constant_tokens, ratio)
         check_updates(gradient_clip, max_bad_updates)
         self.policy = policy
         self.reference: BasePolicy | None = None
         self._optimizer, self._lr_scheduler = optimizer, lr_scheduler
-        self.loss = LossRule(clip_low, clip_high, dual_clip, kl_coef, aggregation, constant_tokens)
+        self.loss = LossRule(clip_low, clip_high, dual_clip, kl_coef, aggregation, constant_tokens, ratio, critic)
         self.gradient_clip, self.max_bad_updates = gradient_clip, max_bad_updates
         self._bad_updates = 0
         self._saved_optimizer: dict[str, Any] | None = None  # that of the checkpoint which the run goes on from
@@ -89,6 +96,8 @@ class GiGPOModule(pl.LightningModule):
         settle_precision(self.trainer.strategy)
         if stage == "fit":
             check_strategy(self.trainer.strategy)
+            data = self.trainer.datamodule  # type: ignore[attr-defined]
+            check_critic(self.loss.critic, data.crediting.rule, data.skip_zero_advantage)
 
     def configure_model(self) -> None:
         with float32_by_default():
@@ -96,6 +105,8 @@ class GiGPOModule(pl.LightningModule):
         fitting = self.trainer.state.fn == TrainerFn.FITTING
         if fitting and self.loss.kl_coef > 0 and self.reference is None:
             self.reference = self.policy.make_reference()
+        if fitting and self.loss.critic is not None:
+            self.policy.add_critic(self.loss.critic.detach)
         if self.device_mesh is not None:
             for policy in [p for p in (self.policy, self.reference) if p is not None]:
                 shard(policy, self.device_mesh["data_parallel"])
@@ -103,12 +114,13 @@ class GiGPOModule(pl.LightningModule):
     def renew_reference(self) -> None:
         """Take the present policy as the reference: reinforcement starts here. One without a copy stays what it was."""
         if self.reference is not None:
-            self.reference.load_state_dict(self.policy.state_dict())
+            self.reference.load_state_dict(self.policy.state_dict_without_critic())
         elif self.loss.kl_coef > 0:
             rank_zero_warn("with LoRA the reference of model.kl_coef stays the pretrained model, not the imitating one")
 
     def configure_optimizers(self) -> Any:
-        optimizer = made(self._optimizer, [p for p in self.policy.parameters() if p.requires_grad])
+        head_lr = None if self.loss.critic is None else self.loss.critic.lr
+        optimizer = made(self._optimizer, list(self.policy.trained_parts().values()), head_lr)
         for name, value in optimizer.defaults.items():
             if isinstance(value, float) and not math.isfinite(value):
                 raise ValueError(f"model.optimizer: {name}={value} is not a finite number")
@@ -116,7 +128,9 @@ class GiGPOModule(pl.LightningModule):
         check_resumed(optimizer, self._saved_optimizer)
         if self._lr_scheduler is None:
             return optimizer
-        return {"optimizer": optimizer, "lr_scheduler": self._lr_scheduler(optimizer)}
+        scheduler = self._lr_scheduler(optimizer)
+        check_scheduled(optimizer, head_lr)
+        return {"optimizer": optimizer, "lr_scheduler": scheduler}
 
     # -- update --------------------------------------------------------------------------------------------------------
 
@@ -125,11 +139,20 @@ class GiGPOModule(pl.LightningModule):
         optimizer = self.optimizers()
         assert not isinstance(optimizer, list)
         optimizer.zero_grad()
-        figures = self._backward(batch)
+        figures = accumulate(
+            self.loss,
+            self.policy,
+            self.reference or self.policy,
+            batch,
+            self.trainer.datamodule.controls.entropy_coef,  # type: ignore[attr-defined]
+            processes=Processes(self.device, self.trainer.world_size, self._reduce),
+            backward=self._backward,
+        )
         if batch_idx > 0:  # the weights are no longer those that sampled
             figures.pop("loss/mismatch", None)
-        norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.gradient_clip or float("inf"))
-        figures["loss/gradient_norm"] = whole(norm.detach())
+        for name, part in self.policy.trained_parts().items():
+            norm = torch.nn.utils.clip_grad_norm_(part, self.gradient_clip or float("inf"))
+            figures[f"loss/{name}gradient_norm"] = whole(norm.detach())
         if self._finite(figures):
             optimizer.step()
             self._check_weights()
@@ -146,40 +169,10 @@ class GiGPOModule(pl.LightningModule):
         """Log a figure that adds up over the updates of an iteration."""
         self.log(name, value, on_step=False, on_epoch=True, reduce_fx="sum", batch_size=1, logger=False)
 
-    def _backward(self, batch: Minibatch) -> dict[str, Tensor]:
-        """Accumulate the gradient of the whole minibatch; returns the figures of its loss, the same everywhere."""
-        # Read twice, so that only one at a time is in memory: the denominator must be known before the first is used.
-        own = [self.loss.weights(micro).denominator for micro in batch.micro_batches if len(micro.chosen)]
-        denominator, count = self._agree(sum(own), len(own))
-        entropy_coef = self.trainer.datamodule.controls.entropy_coef  # type: ignore[attr-defined]
-        parts = filled(self.loss, batch.micro_batches, count, self.device)
-        figures = LossFigures()
-        for number, (micro, weights, tokens) in enumerate(parts, start=1):
-            loss, metrics = self.loss.part(
-                self.policy,
-                self.reference or self.policy,
-                micro,
-                batch.temperature,
-                entropy_coef,
-                weights=weights,
-                denominator=denominator,
-            )
-            # Each operation's gradient is of the type that the operation had, without autocast.
-            with self._sync(number == count), torch.autocast(self.device.type, enabled=False):
-                self.manual_backward(loss)
-            figures.add(metrics, tokens)
-        return figures.over_processes(self._reduce)
-
-    def _agree(self, own_denominator: float, own_count: int) -> tuple[float, int]:
-        """The denominator of the minibatch, and the number of micro-batches that every process goes through.
-
-        Gradients are averaged over processes: so the denominator is the mean of what the processes' rows add to it.
-        """
-        count = int(self._reduce(torch.tensor(float(own_count), dtype=torch.float32), "max"))
-        mean = float(self._reduce(torch.tensor(float(own_denominator), dtype=torch.float32), "mean"))
-        if self.loss.constant_tokens is not None:
-            mean = self.loss.constant_tokens / self.trainer.world_size
-        return max(mean, 1e-9), count
+    def _backward(self, loss: Tensor, last: bool) -> None:
+        # Each operation's gradient is of the type that the operation had, without autocast.
+        with self._sync(last), torch.autocast(self.device.type, enabled=False):
+            self.manual_backward(loss)
 
     def _reduce(self, tensor: Tensor, how: str) -> Tensor:
         return self.trainer.strategy.reduce(tensor.to(self.device), reduce_op=how)
@@ -267,34 +260,15 @@ class GiGPOModule(pl.LightningModule):
         checkpoint["optimizer"] = described(self.trainer.optimizers[0]) if self.trainer.optimizers else None
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        saved, own = checkpoint.get("policy_identity"), self.policy.identity()
-        if saved is None:
-            raise ValueError("the checkpoint is not one of gigpo_lightning: it names no policy")
-        different = [
-            f"{k}: {saved.get(k)!r} there, {own.get(k)!r} here" for k in {**own, **saved} if saved.get(k) != own.get(k)
-        ]
-        if different:
-            raise ValueError(
-                f"the checkpoint is of another policy: {'; '.join(different)}; give the options of its run, or leave "
-                "ckpt_path out"
-            )
-        weights = checkpoint.get("state_dict", {})  # none where a strategy has loaded them itself
-        broken = not_finite(weights.items())
-        if broken:
-            raise ValueError(f"the checkpoint cannot be used: its weight {broken} is not finite; take an earlier one")
+        check_identity(checkpoint.get("policy_identity"), self.policy.identity())
         self._bad_updates = int(checkpoint.get("bad_updates", 0))
         self._saved_optimizer = checkpoint.get("optimizer")
+        weights = checkpoint.get("state_dict", {})  # none where a strategy has loaded them itself
         if weights:
-            self._settle_reference(weights)
-
-    def _settle_reference(self, weights: dict[str, Any]) -> None:
-        """Evaluations need no reference; a fit goes on with the one of the checkpoint."""
-        saved = [name for name in weights if name.startswith("reference.")]
-        if self.trainer.state.fn == TrainerFn.FITTING and bool(saved) != (self.reference is not None):
-            raise ValueError(
-                f"model.kl_coef={self.loss.kl_coef}, but the checkpoint holds {'a' if saved else 'no'} reference "
-                f"policy: resume with {'a positive kl_coef' if saved else 'kl_coef 0'}, or start without ckpt_path"
+            settle_weights(
+                weights,
+                fitting=self.trainer.state.fn == TrainerFn.FITTING,
+                has_reference=self.reference is not None,
+                kl_coef=self.loss.kl_coef,
+                has_critic=self.policy.critic is not None,
             )
-        if self.reference is None:
-            for name in saved:
-                del weights[name]

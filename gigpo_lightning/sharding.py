@@ -23,7 +23,9 @@ from torch.optim import Optimizer
 from gigpo_lightning.policy.base import BasePolicy
 
 # Everything that runs the model or reads its output layer goes through these.
-_METHODS = ("chosen_logprobs", "feed")
+_METHODS = ("chosen_logprobs", "values", "logprobs_and_values", "feed")
+# Attribute of a policy whose weights are gathered now.
+_GATHERED = "gathered_weights"
 
 
 def shard(policy: BasePolicy, mesh: DeviceMesh) -> None:
@@ -44,6 +46,10 @@ def shard(policy: BasePolicy, mesh: DeviceMesh) -> None:
         )
     for layer in policy.model.get_decoder().layers:
         fully_shard(layer, mesh=mesh)
+    if (
+        policy.critic is not None
+    ):  # in float32, whatever the others are: weights that are gathered together share a type
+        fully_shard(policy.critic, mesh=mesh)
     fully_shard(policy, mesh=mesh)
     for method in _METHODS:
         register_fsdp_forward_method(policy, method)
@@ -51,8 +57,15 @@ def shard(policy: BasePolicy, mesh: DeviceMesh) -> None:
 
 @contextmanager
 def gathered(policy: BasePolicy) -> Iterator[None]:
-    """All weights on every process: each may call the policy as often as it likes. All processes must enter."""
+    """All weights on every process: each may call the policy as often as it likes. All processes must enter.
+
+    May be entered again while it holds.
+    """
     parts = [module for module in policy.modules() if isinstance(module, FSDPModule)]
+    if not parts or getattr(policy, _GATHERED, False):  # whoever gathered them before gives them back
+        yield
+        return
+    setattr(policy, _GATHERED, True)
     with torch.inference_mode(False):  # weights that are gathered here are trained later
         for part in parts:
             part.set_reshard_after_forward(False, recurse=False)
@@ -60,6 +73,7 @@ def gathered(policy: BasePolicy) -> Iterator[None]:
     try:
         yield
     finally:
+        setattr(policy, _GATHERED, False)
         for part in parts:
             part.set_reshard_after_forward(part is not policy, recurse=False)
             part.reshard()

@@ -41,10 +41,13 @@ class Turn:
 class Segment:
     """Consecutive turns of one episode that share one token sequence: one training row.
 
-    All lists have the length of `token_ids`. `response_mask` is True where the policy chose the token among at least
-    two allowed ones; `turn_index` is the turn within the episode, -1 in the header; `logprobs` is 0 where the mask is
-    False. `allowed_counts` holds, for each masked position in order, the number of tokens it was chosen among, 0 where
-    that was the whole vocabulary; `allowed_ids` concatenates these tokens, none for a 0.
+    The first four lists have the length of `token_ids`. `response_mask` is True where the policy chose the token among
+    at least two allowed ones; `turn_index` is the turn within the episode, -1 in the header and in what nothing
+    answers; `logprobs` is 0 where the mask is False. `allowed_counts` holds, for each masked position in order, the
+    number of tokens it was chosen among, 0 where that was the whole vocabulary; `allowed_ids` concatenates these
+    tokens, none for a 0. `answer_starts` holds, for each turn in order, where its answer begins; one more entry, the
+    length of `token_ids`, where the segment ends with a prompt that nothing answers: the state that an unfinished
+    episode was left in.
     """
 
     token_ids: list[int]
@@ -53,6 +56,12 @@ class Segment:
     logprobs: list[float]
     allowed_ids: list[int]
     allowed_counts: list[int]
+    answer_starts: list[int]
+
+    @property
+    def is_left_open(self) -> bool:
+        """Whether it ends with a prompt that nothing answers."""
+        return bool(self.answer_starts) and self.answer_starts[-1] == len(self.token_ids)
 
 
 @dataclass(frozen=True, slots=True)

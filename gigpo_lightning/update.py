@@ -6,26 +6,28 @@ Lightning: how a tensor is reduced over processes comes in as a function.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gigpo_lightning.batch import MicroBatch
+from gigpo_lightning.batch import MicroBatch, Minibatch, TurnValues
 from gigpo_lightning.functional.losses import TokenWeights, entropy_loss, kl_loss, policy_loss, token_weights
+from gigpo_lightning.functional.values import value_loss
 from gigpo_lightning.policy.base import BasePolicy
+from gigpo_lightning.policy.critic import CriticRule
 
 Reduce = Callable[[Tensor, str], Tensor]  # (tensor, "mean" or "max") → the same on every process
 # Parts of the minibatch's loss, which add up; other figures are means over tokens.
-_PARTS = ("loss/policy", "loss/total")
+_PARTS = ("loss/policy", "loss/value", "loss/value_clip_frac", "loss/total")
 _HIGHEST = "loss/ratio_max"
 
 
 @dataclass(frozen=True, slots=True)
 class LossRule:
-    """Clipped surrogate, entropy bonus and KL to a reference; the numbers are the options of `GiGPOModule`."""
+    """Surrogate, entropy bonus, KL to a reference and value loss; the fields are the options of `GiGPOModule`."""
 
     clip_low: float
     clip_high: float
@@ -33,6 +35,8 @@ class LossRule:
     kl_coef: float
     aggregation: str
     constant_tokens: float | None
+    ratio: str = "token"
+    critic: CriticRule | None = None
 
     def weights(self, micro: MicroBatch) -> TokenWeights:
         """The weight of every chosen token, and what they add to the denominator of the minibatch."""
@@ -49,20 +53,26 @@ class LossRule:
         *,
         weights: Tensor,
         denominator: float,
+        turns: float = 1.0,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The part of the minibatch's loss that this micro-batch holds, and its figures.
 
         Args:
             policy: What is trained.
             reference: What the KL is measured against, by its `reference_logprobs`.
-            micro: A micro-batch with at least one chosen token.
+            micro: A micro-batch that is not empty.
             temperature: That of sampling.
             entropy_coef: Weight of the entropy bonus.
             weights: Of every chosen token, [N]; a token of weight 0 counts for nothing.
             denominator: Of the whole minibatch.
+            turns: Denominator of the value loss, likewise.
         """
         mask = weights > 0
-        logprobs, entropy = policy.chosen_logprobs(micro, temperature)
+        values = None
+        if self.critic is None:
+            logprobs, entropy = policy.chosen_logprobs(micro, temperature)
+        else:
+            logprobs, entropy, values = policy.logprobs_and_values(micro, temperature)
         share: dict[str, Any] = {"denominator": denominator, "weights": weights}
         surrogate = policy_loss(
             logprobs,
@@ -72,6 +82,8 @@ class LossRule:
             clip_low=self.clip_low,
             clip_high=self.clip_high,
             dual_clip=self.dual_clip,
+            ratio=self.ratio,
+            turn_ids=micro.turn,
             denominator=denominator,
             weights=weights if micro.importance is None else weights * micro.importance,
         )
@@ -82,6 +94,10 @@ class LossRule:
             kl = kl_loss(logprobs, reference.reference_logprobs(micro, temperature), mask, **share)
             loss = loss + self.kl_coef * kl.loss
             metrics |= kl.metrics
+        if self.critic is not None and values is not None and micro.values is not None:
+            value = value_loss(values, micro.values.old, micro.values.targets, clip=self.critic.clip, denominator=turns)
+            loss = loss + self.critic.coef * value.loss
+            metrics |= value.metrics
         metrics["total"] = loss.detach()
         return loss, {f"loss/{name}": value for name, value in metrics.items()}
 
@@ -99,20 +115,89 @@ def padding(device: torch.device) -> tuple[MicroBatch, Tensor]:
         advantages=nothing,
         allowed_ids=zero,
         allowed_counts=one,
+        values=TurnValues(zero[:0], nothing[:0], nothing[:0]),
     )
     return micro, nothing
 
 
-def filled(
-    rule: LossRule, micro_batches: Iterable[MicroBatch], count: int, device: torch.device
+@dataclass(frozen=True, slots=True)
+class Processes:
+    """The processes that share a minibatch: this one's device, their number, and how a tensor is reduced over them."""
+
+    device: torch.device
+    count: int
+    reduce: Reduce
+
+    def over_all(self, value: float, how: str) -> float:
+        """The mean or the maximum of a number over all processes."""
+        return float(self.reduce(torch.tensor(float(value), dtype=torch.float32), how))
+
+
+def accumulate(
+    rule: LossRule,
+    policy: BasePolicy,
+    reference: BasePolicy,
+    batch: Minibatch,
+    entropy_coef: float,
+    *,
+    processes: Processes,
+    backward: Callable[[Tensor, bool], None],
+) -> dict[str, Tensor]:
+    """Add up the gradient of a whole minibatch; returns the figures of its loss, the same everywhere.
+
+    Gradients are averaged over processes: so a denominator is the mean of what the processes' rows add to it.
+
+    Args:
+        rule: The loss.
+        policy: What is trained.
+        reference: What the KL is measured against.
+        batch: This process's part of the minibatch.
+        entropy_coef: Weight of the entropy bonus.
+        processes: Those that share the minibatch.
+        backward: Of a part's loss, and whether it is the last part, with which gradients are averaged.
+    """
+    # Micro-batches are made twice, so that one at a time is in memory: denominators are known before the first is used.
+    own = [_counts(rule, micro) for micro in batch.micro_batches if not micro.is_empty]
+    count = int(processes.over_all(len(own), "max"))
+    denominator = max(processes.over_all(sum(tokens for tokens, _ in own), "mean"), 1e-9)
+    if rule.constant_tokens is not None:
+        denominator = rule.constant_tokens / processes.count
+    turns = 1.0
+    if rule.critic is not None:
+        turns = max(processes.over_all(sum(turns for _, turns in own), "mean"), 1e-9)
+    figures = LossFigures()
+    for number, (micro, weights, tokens) in enumerate(_filled(rule, batch, count, processes.device), start=1):
+        loss, metrics = rule.part(
+            policy,
+            reference,
+            micro,
+            batch.temperature,
+            entropy_coef,
+            weights=weights,
+            denominator=denominator,
+            turns=turns,
+        )
+        backward(loss, number == count)
+        figures.add(metrics, tokens)
+    return figures.over_processes(processes.reduce)
+
+
+def _counts(rule: LossRule, micro: MicroBatch) -> tuple[float, int]:
+    """What a micro-batch adds to the denominators: of its tokens, and of the turns that a critic learns from."""
+    tokens = rule.weights(micro).denominator if len(micro.chosen) else 0.0
+    return tokens, 0 if micro.values is None else len(micro.values.states)
+
+
+def _filled(
+    rule: LossRule, batch: Minibatch, count: int, device: torch.device
 ) -> Iterator[tuple[MicroBatch, Tensor, int]]:
-    """The micro-batches in which something was chosen, then padding, `count` in all.
+    """The micro-batches that are not empty, then padding, `count` in all.
 
     Each with the weights of its chosen tokens, [N], and their number.
     """
     number = 0
-    for micro in micro_batches:
-        if len(micro.chosen):
+    for micro in batch.micro_batches:
+        if not micro.is_empty:
             yield micro, rule.weights(micro).weights, len(micro.chosen)
             number += 1
     for _ in range(count - number):

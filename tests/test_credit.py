@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from gigpo_lightning.credit import ESTIMATORS, credit_groups
+from gigpo_lightning.credit import credit_groups
+from gigpo_lightning.detectors import Detector, ExactDetector, TurnTable
 from gigpo_lightning.functional.advantages import gigpo
 from gigpo_lightning.trajectory import EndReason, Episode, Group, Turn
 
@@ -55,7 +56,7 @@ def test_layout_is_groups_then_episodes_then_turns() -> None:
 
 
 def test_estimators_by_name() -> None:
-    found = {name: credit_groups([X, Y], estimator=name, lam=0.7).advantage for name in ESTIMATORS}
+    found = {name: credit_groups([X, Y], estimator=name, lam=0.7).advantage for name in ("gigpo", "grpo", "step")}
     both = credit_groups([X, Y], lam=0.7)
     assert torch.equal(found["grpo"], both.episode_advantage)
     assert torch.equal(found["step"], both.step_advantage)
@@ -123,9 +124,54 @@ def test_figures_without_any_pair() -> None:
     assert found.figures["zero_spread_groups"] == found.figures["zero_spread_step_groups"] == 0.0
 
 
+class Given(Detector):
+    """A detector of one's own that gives what it is told."""
+
+    def __init__(self, step_groups: torch.Tensor):
+        self.step_groups = step_groups
+
+    def detect(self, table: TurnTable) -> torch.Tensor:
+        return self.step_groups
+
+
 def test_a_detector_of_ones_own() -> None:
-    alone = credit_groups([X], lam=0.0, detector=lambda keys, group_ids: torch.arange(len(keys)))
+    alone = credit_groups([X], lam=0.0, detector=Given(torch.arange(4)))
     assert alone.advantage.tolist() == [0.0] * 4
+
+
+@pytest.mark.parametrize(
+    ("step_groups", "message"),
+    [
+        (
+            torch.arange(6),
+            r"Given.detect gave torch.int64 of shape \[6\]; it must give one int64 ≥ 0 for each of 7 turns",
+        ),
+        (torch.zeros(7), "gave torch.float32 of shape"),
+        (torch.tensor([0, 1, 0, 1, 2, 2, -1]), "must give one int64 ≥ 0"),
+        (torch.tensor([0, 1, 0, 1, 0, 2, 2]), "put turns of two task groups into one step group"),
+    ],
+)
+def test_a_wrong_detector_is_refused(step_groups: torch.Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        credit_groups([X, Y], lam=0.5, detector=Given(step_groups))
+
+
+def test_the_detector_sees_the_turns() -> None:
+    seen = []
+
+    class Watching(ExactDetector):
+        def detect(self, table: TurnTable) -> torch.Tensor:
+            seen.append(table)
+            return super().detect(table)
+
+    credit_groups([X, Y], lam=0.5, detector=Watching(), iteration=3, embed=lambda texts: torch.ones(len(texts), 2))
+    table = seen[0]
+    assert table.keys == ["s", "a", "s", "a", "s", "s", "b"]
+    assert table.group_ids.tolist() == [0, 0, 0, 0, 1, 1, 1]
+    assert table.names[:2] + table.names[-1:] == ["x|s", "x|a", "y|b"]
+    assert [turn.reward for turn in table.turns] == [0, 4, 0, 0, 0, 0, 0]
+    assert table.iteration == 3
+    assert table.embed is not None and table.embed(["a", "b"]).shape == (2, 2)
 
 
 def test_a_thousand_turns_are_light() -> None:

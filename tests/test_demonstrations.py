@@ -128,7 +128,9 @@ def test_a_world_that_lists_no_actions_is_refused(policy: ScratchPolicy) -> None
 
 def test_pack_row_counts_turns_from_zero() -> None:
     """A segment that begins with turn 4 of its episode and holds turns 4 and 5."""
-    segment = Segment([7, 8, 9, 10], [False, True, False, True], [-1, 4, 5, 5], [0.0] * 4, [8, 11, 10, 12], [2, 2])
+    segment = Segment(
+        [7, 8, 9, 10], [False, True, False, True], [-1, 4, 5, 5], [0.0] * 4, [8, 11, 10, 12], [2, 2], [1, 3]
+    )
     row = pack_row(segment, 0.5)
     assert row.turn_index.tolist() == [-5, 0, 1, 1]  # the header's is read nowhere
     assert row.advantages.tolist() == [0.5, 0.5]

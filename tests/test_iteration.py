@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from gigpo_lightning.policy.scratch import ScratchPolicy
 from gigpo_lightning.rollout.collection import CreditRule
 from gigpo_lightning.rollout.collector import Collector, CollectorStats, EpisodeJob
 from gigpo_lightning.rollout.context import SegmentRule
+from gigpo_lightning.rollout.crediting import Crediting
 from gigpo_lightning.rollout.iteration import Controls, IterationSpec, played_groups, run_iteration
 from gigpo_lightning.rollout.plan import GroupJob
 from gigpo_lightning.rollout.player import Player, PlayRule
@@ -48,14 +51,18 @@ def run(
     def play(jobs: Iterable[EpisodeJob], temperature: float) -> list[Episode]:
         return [episode for _, episode in sorted(collector.run(jobs, temperature))]
 
-    def credit(groups: Sequence[Group]) -> Credit:
-        if parts is not None:
-            parts.append(len(groups))
-        return CreditRule().credit(groups, 0.8)
+    class Counting(CreditRule):
+        def credit(self, groups: Sequence[Group], *args: Any, **options: Any) -> Credit:
+            if parts is not None:
+                parts.append(len(groups))
+            return super().credit(groups, *args, **options)
 
+    crediting = Crediting(Counting(), lambda: nullcontext(policy), 100)
     spec = IterationSpec(0, GROUPS, MEMBERS, 0, 0, 1, transcripts=5, credited_episodes=credited_episodes)
     controls = Controls(temperature=1.5, rehearsal=(STAGES["two"],))
-    return run_iteration(spec, controls, STAGES["three"], lambda s: TASKS[s.name], play, CollectorStats, credit, path)
+    return run_iteration(
+        spec, controls, STAGES["three"], lambda s: TASKS[s.name], play, CollectorStats, crediting, path
+    )
 
 
 @pytest.mark.parametrize(

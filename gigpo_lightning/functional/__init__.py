@@ -8,7 +8,9 @@ from .correction import Correction, truncated_importance
 from .logprobs import TokenLogprobs, constrained_logprobs, constrained_logprobs_from_hidden, segment_logsumexp
 from .losses import LossResult, TokenWeights, entropy_loss, k3_kl, kl_loss, policy_loss, token_weights
 from .masked import masked_max, masked_mean, masked_sum
+from .returns import gae, n_step, rloo
 from .schedules import boosted, lambda_schedule, make_schedule
+from .values import explained_variance, value_loss
 from .vocabulary import vocabulary_logprobs
 
 __all__ = [
@@ -21,6 +23,8 @@ __all__ = [
     "constrained_logprobs",
     "constrained_logprobs_from_hidden",
     "entropy_loss",
+    "explained_variance",
+    "gae",
     "gigpo",
     "group_exact",
     "group_similar",
@@ -31,11 +35,14 @@ __all__ = [
     "masked_max",
     "masked_mean",
     "masked_sum",
+    "n_step",
     "normalise_in_groups",
     "policy_loss",
+    "rloo",
     "segment_logsumexp",
     "step_returns",
     "token_weights",
     "truncated_importance",
+    "value_loss",
     "vocabulary_logprobs",
 ]

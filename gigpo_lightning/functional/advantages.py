@@ -17,26 +17,22 @@ from torch import Tensor
 from .records import (
     Floats,
     Ints,
-    Layout,
     OwnedOnce,
     check_choice,
     check_unit,
     compact,
+    discounted,
     in_chunks,
     lay_out,
     read_integers,
     read_values,
+    round_off,
 )
 
 NORMS = ("std", "none")
 STATISTICS = ("trajectory", "step")
 COMBINATIONS = ("convex", "additive")
 SINGLE_MEMBER = ("zero", "raw")
-
-# Scores of a group whose standard deviation is below this share of the summed |rewards| behind them are equal up to
-# round-off. float32 rewards carry 6e-8 each (factor 16 of slack); float64 sums of 1e5 terms stay below 1e-11.
-_ROUND_OFF_FLOAT32 = 1e-6
-_ROUND_OFF_FLOAT64 = 1e-9
 
 _NO_PENALTY = np.float64(0.0)
 
@@ -76,7 +72,7 @@ def step_returns(
     steps = read_integers("step_index", step_index, len(values))
 
     def compute(episodes: Ints, values: Floats, steps: Ints) -> tuple[Floats]:
-        return (_discounted(values, lay_out(compact(episodes), steps), gamma),)
+        return (discounted(values, lay_out(compact(episodes), steps), gamma),)
 
     return torch.from_numpy(in_chunks(episodes, (values, steps), compute, 1)[0])
 
@@ -130,7 +126,7 @@ def gigpo(
         ValueError: As `step_returns`; an unknown choice; a number outside its range; an episode in two groups or a step
             group across two.
     """
-    rule = _Rule(norm, single_member, eps, _round_off(rewards), gamma, statistics, combine, weight)
+    rule = _Rule(norm, single_member, eps, round_off(rewards), gamma, statistics, combine, weight)
     _check_rule(rule)
     reward_t = read_values("rewards", rewards)
     n_records = len(reward_t)
@@ -171,7 +167,7 @@ def normalise_in_groups(
     Raises:
         ValueError: As `gigpo`.
     """
-    rule = _Rule(norm, single_member, eps, _round_off(scores))
+    rule = _Rule(norm, single_member, eps, round_off(scores))
     _check_rule(rule)
     values = read_values("scores", scores)
     ids = compact(read_integers("group_ids", group_ids, len(values)))
@@ -204,12 +200,12 @@ def _gigpo_chunk(
     """The four results for records that hold whole task groups."""
     episodes, step_groups = (once.number(ids, groups) for once, ids in zip(owned, (episodes, step_groups), strict=True))
     layout = lay_out(episodes, steps)
-    step_return = _discounted(reward_t, layout, rule.gamma)
+    step_return = discounted(reward_t, layout, rule.gamma)
     episode_return = np.bincount(layout.episodes, reward_t)[layout.episodes]
     # the sums of |r| behind a score bound its round-off; they are the score itself where no reward is negative
     step_size, episode_size = step_return, episode_return
     if (reward_t < 0).any():
-        step_size = _discounted(np.abs(reward_t), layout, rule.gamma)
+        step_size = discounted(np.abs(reward_t), layout, rule.gamma)
         episode_size = np.bincount(layout.episodes, np.abs(reward_t))[layout.episodes]
     members = steps == 0 if rule.statistics == "trajectory" else None
     a_episode = _normalise(
@@ -251,30 +247,6 @@ def _normalise(
     if is_flat.any():  # without a division, only what is round-off goes: a penalty outside the statistics stays
         deviation[is_flat[ids] & (np.abs(deviation) <= (np.sqrt(n) * round_off)[ids])] = 0.0
     return deviation * scale[ids]
-
-
-def _discounted(reward_t: Floats, layout: Layout, gamma: float) -> Floats:
-    """R_t = r_t + γ R_{t+1}, one pass from the end.
-
-    A plain loop: its cost per record does not depend on the lengths of the episodes, and every episode's sum is made
-    in the same order wherever it lies in the batch, so that equal episodes have equal returns to the last bit.
-    """
-    values = reward_t
-    if layout.slot is not None:
-        values = np.empty_like(reward_t)
-        values[layout.slot] = reward_t
-    # memoryviews give one number after the other: lists of them would claim fresh memory for every chunk
-    pairs = zip(values[::-1].data, layout.last[::-1].data, strict=True)
-    follow = 0.0
-    backwards = (follow := reward if is_last else reward + gamma * follow for reward, is_last in pairs)
-    returns = np.fromiter(backwards, dtype=np.float64, count=len(values))[::-1]
-    return returns if layout.slot is None else returns[layout.slot]
-
-
-def _round_off(values: ArrayLike | Tensor) -> float:
-    dtype = values.dtype if isinstance(values, (np.ndarray, Tensor)) else np.float64
-    small = (torch.float32, torch.float16, torch.bfloat16, np.dtype(np.float32), np.dtype(np.float16))
-    return _ROUND_OFF_FLOAT32 if dtype in small else _ROUND_OFF_FLOAT64
 
 
 def _check_rule(rule: _Rule) -> None:

@@ -1,4 +1,4 @@
-"""Which steps left the same state: step groups from anchor keys or from texts.
+"""Which steps left the same state: step groups from anchor keys, from texts, or from embeddings.
 
 Groups are always formed inside one task group: equal keys of different tasks are never merged. Nothing here knows about
 rewards, episodes or tokens. Step groups are numbered 0, 1, … in the order in which they first appear in the batch.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from difflib import SequenceMatcher
 from itertools import count, pairwise
 from operator import itemgetter
 from typing import Any
@@ -18,6 +17,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from .clusters import ROUND_OFF, Alike, alike_by_ratio, leader_clusters, reference_clusters
 from .records import CHUNK_RECORDS, Ints, as_array, check_choice, check_unit, read_integers, run_bounds, sorting_order
 
 SIMILARITY_METHODS = ("leader", "reference")
@@ -49,12 +49,13 @@ def group_similar(
     """Steps of one task group with similar texts form a step group.
 
     Both methods compare a text with the first member of each cluster, in the order in which the clusters were made,
-    and join the first one whose `difflib.SequenceMatcher` ratio reaches the threshold. They differ in the order:
+    and join the first one whose ratio reaches the threshold. They differ in the order and in the ratio:
 
-    * `leader`: the distinct texts of a group, most frequent first, ties in lexical order, without difflib's "autojunk"
-      shortcut (which ignores frequent letters of texts of 200 letters or more). The partition depends on the texts and
-      their numbers alone, not on the order of the batch.
-    * `reference`: batch order, autojunk on: the rule of the public GiGPO implementation, for comparison.
+    * `leader`: the distinct texts of a group, most frequent first, ties in lexical order; ratio 2·LCS / T, with the
+      longest common subsequence LCS and the letters T of both texts (rapidfuzz's normalized Indel similarity). The
+      partition depends on the texts and their numbers alone, not on the order of the batch.
+    * `reference`: batch order; `difflib.SequenceMatcher` ratio with its "autojunk" shortcut, which ignores frequent
+      letters of texts of 200 letters or more: the rule of the public GiGPO implementation, for comparison.
 
     Cost: distinct texts × clusters comparisons in each group, each comparison up to quadratic in the text length.
 
@@ -72,13 +73,71 @@ def group_similar(
     """
     check_unit("threshold", threshold)
     check_choice("method", method, SIMILARITY_METHODS)
-    cluster = _cluster_leader if method == "leader" else _cluster_reference
+    if method == "reference":
+        return _group(texts, group_ids, _by_clusters(lambda members: reference_clusters(members, threshold)))
+    return _group_alike(texts, group_ids, alike_by_ratio(threshold))
+
+
+def group_embedded(texts: Sequence[str], group_ids: ArrayLike | Tensor, embeddings: Tensor, threshold: float) -> Tensor:
+    """Steps of one task group whose texts lie in nearly the same direction form a step group.
+
+    A text joins the first leader with cosine ≥ threshold; leaders are made as by `group_similar`'s `leader`. Equal
+    texts are always together.
+
+    Args:
+        texts: Text of every step, [S].
+        group_ids: Task group of every step, integers [S].
+        embeddings: One row for each distinct text, in lexical order of the texts, [distinct texts, width].
+        threshold: Smallest cosine of a match, in [0, 1].
+
+    Returns:
+        Step group of every step, int64 [S], numbered by first appearance.
+
+    Raises:
+        ValueError: Threshold outside [0, 1], lengths that differ, or an embedding that is not finite.
+    """
+    check_unit("threshold", threshold)
+    row_of = {text: row for row, text in enumerate(sorted(set(texts)))}
+    if embeddings.ndim != 2 or len(embeddings) != len(row_of):
+        raise ValueError(
+            f"embeddings: shape {tuple(embeddings.shape)}; expected one row for each of {len(row_of)} texts"
+        )
+    vectors = embeddings.detach().cpu().to(torch.float64).numpy()
+    if not np.isfinite(vectors).all():
+        raise ValueError("embeddings: one is not finite")
+    unit = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+
+    def alike(leader: str, others: Sequence[str]) -> NDArray[np.bool_]:
+        return np.asarray(unit[[row_of[text] for text in others]] @ unit[row_of[leader]] >= threshold - ROUND_OFF)
+
+    return _group_alike(texts, group_ids, alike)
+
+
+def separate(step_group_ids: Tensor, keep_mask: Tensor) -> Tensor:
+    """Give every step outside the mask a step group of its own.
+
+    Args:
+        step_group_ids: Step group of every step, int64 [S], each ≥ 0.
+        keep_mask: True where the step stays in its group, bool [S].
+
+    Returns:
+        Step group of every step, int64 [S], numbered from 0 without gaps.
+    """
+    alone = torch.arange(len(step_group_ids)) + int(step_group_ids.max()) + 1 if len(step_group_ids) else step_group_ids
+    return torch.where(keep_mask, step_group_ids, alone).unique(return_inverse=True)[1]
+
+
+def _group_alike(texts: Sequence[str], group_ids: ArrayLike | Tensor, alike: Alike) -> Tensor:
+    return _group(texts, group_ids, _by_clusters(lambda members: leader_clusters(members, alike)))
+
+
+def _by_clusters(cluster: Callable[[Sequence[str]], list[int]]) -> _Numbering:
+    """The numbering of a task group's members by their clusters."""
 
     def number(members: Iterable[Hashable], numbers: Iterator[int]) -> Iterable[int]:
-        clusters = cluster([str(text) for text in members], threshold)
-        return _number_equal(clusters, numbers)
+        return _number_equal(cluster([str(text) for text in members]), numbers)
 
-    return _group(texts, group_ids, number)
+    return number
 
 
 def _group(
@@ -133,40 +192,3 @@ def _by_first_appearance(labels: Ints, order: Ints) -> Ints:
         chunk = slice(lo, lo + CHUNK_RECORDS)
         renamed[order[chunk]] = rank[labels[chunk]]
     return renamed
-
-
-def _cluster_reference(texts: Sequence[str], threshold: float) -> list[int]:
-    """Greedy clusters in batch order; the result depends on that order."""
-    leaders: list[str] = []
-    known: dict[str, int] = {}
-    for text in texts:
-        if text in known:  # the same text meets the same leaders: the same answer, as clusters are only appended
-            continue
-        matches = (i for i, leader in enumerate(leaders) if SequenceMatcher(None, text, leader).ratio() >= threshold)
-        known[text] = next(matches, len(leaders))
-        if known[text] == len(leaders):
-            leaders.append(text)
-    return [known[text] for text in texts]
-
-
-def _cluster_leader(texts: Sequence[str], threshold: float) -> list[int]:
-    """Greedy clusters in an order that the texts alone decide."""
-    frequency: defaultdict[str, int] = defaultdict(int)
-    for text in texts:
-        frequency[text] += 1
-    leaders: list[str] = []
-    known: dict[str, int] = {}
-    for text in sorted(frequency, key=lambda t: (-frequency[t], t)):
-        matches = (i for i, leader in enumerate(leaders) if _is_similar(text, leader, threshold))
-        known[text] = next(matches, len(leaders))
-        if known[text] == len(leaders):
-            leaders.append(text)
-    return [known[text] for text in texts]
-
-
-def _is_similar(text: str, leader: str, threshold: float) -> bool:
-    """Whether the ratio reaches the threshold; difflib's two cheap upper bounds first."""
-    matcher = SequenceMatcher(None, text, leader, autojunk=False)
-    return (
-        matcher.real_quick_ratio() >= threshold and matcher.quick_ratio() >= threshold and matcher.ratio() >= threshold
-    )

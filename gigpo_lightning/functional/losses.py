@@ -16,6 +16,7 @@ from torch import Tensor
 from .masked import masked_max, masked_mean, masked_sum
 
 AGGREGATIONS = ("token", "turn", "constant")
+RATIOS = ("token", "sequence", "none")
 
 # exp(20) ≈ 5e8: a log-ratio beyond it is a failure elsewhere; the bound keeps the loss finite in float32.
 _MAX_LOG_RATIO = 20.0
@@ -82,6 +83,8 @@ def policy_loss(
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     dual_clip: float | None = None,
+    ratio: str = "token",
+    turn_ids: Tensor | None = None,
     denominator: float | Tensor,
     weights: Tensor | None = None,
 ) -> LossResult:
@@ -91,6 +94,11 @@ def policy_loss(
     objective of a token with A < 0 is at least cA. At ρ = 1 the gradient is that of −Σ w A logp / D (REINFORCE).
     Source: PPO (arXiv 1707.06347, Eq. 7), dual clip (arXiv 1912.09729, Eq. 5).
 
+    * `ratio` token: each token has its own ρ.
+    * `sequence`: all tokens of a turn share ρ = exp(mean over them of logp − logp_old). With the weights of `turn` this
+      is GSPO (arXiv 2507.18071, Eq. 5 to 7). It stays far nearer to 1: clip bounds of 3e-4 and 4e-4 are the published.
+    * `none`: L = − Σ w · A · logp / D, the plain policy gradient (A2C); the clip bounds are not read.
+
     Args:
         logprobs: Log-probabilities under the policy, with gradient.
         old_logprobs: Those of the sampling policy, same temperature and constraint, same shape.
@@ -99,41 +107,48 @@ def policy_loss(
         clip_low: ε_low in [0, 1).
         clip_high: ε_high ≥ 0.
         dual_clip: c > 1, or None for no dual clip.
+        ratio: `token`, `sequence` or `none`.
+        turn_ids: Of `sequence`: int64, same shape, tokens of one turn share an id ≥ 0; read where the mask is True.
         denominator: D of the whole minibatch, positive (see `token_weights`).
         weights: w of each token, same shape; None is 1.
 
     Returns:
         The loss and, as means over the counted tokens: `clip_frac` (the clipped branch was taken), `dual_clip_frac`,
         `approx_kl` (k3 of the sampling policy against this one), `mismatch` (|logp − logp_old|), `ratio_mean`; and
-        `ratio_max`. An empty mask: all 0.
+        `ratio_max`. An empty mask: all 0. The ratios are those of the objective, with `none` those of tokens.
 
     Raises:
-        ValueError: Shapes that differ or a coefficient outside its range.
+        ValueError: Shapes that differ, a coefficient outside its range, an unknown ratio, or turns that are missing.
     """
     _check_clips(clip_low, clip_high, dual_clip)
+    if ratio not in RATIOS:
+        raise ValueError(f"ratio: {ratio!r} is unknown; choose one of {', '.join(RATIOS)}")
     log_ratio = _masked_difference(logprobs, old_logprobs, mask)
     if advantages.shape != mask.shape:
         raise ValueError(f"advantages: shape {tuple(advantages.shape)} with a mask of {tuple(mask.shape)}")
-    ratio = log_ratio.exp()
-    advantages = torch.where(mask, advantages, 0.0).to(ratio.dtype)
-    plain = ratio * advantages
-    clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages
-    objective = torch.minimum(plain, clipped)
-    is_clipped = clipped < plain
-    is_dual = torch.zeros_like(mask)
-    if dual_clip is not None:
-        floor = dual_clip * advantages
-        is_dual = (advantages < 0) & (objective < floor)
-        objective = torch.where(is_dual, floor, objective)
+    advantages = torch.where(mask, advantages, 0.0).to(log_ratio.dtype)
+    rho = (_turn_means(log_ratio, mask, turn_ids) if ratio == "sequence" else log_ratio).exp()
+    is_clipped, is_dual = torch.zeros_like(mask), torch.zeros_like(mask)
+    if ratio == "none":
+        objective = torch.where(mask, logprobs.to(log_ratio.dtype), 0.0) * advantages
+    else:
+        plain = rho * advantages
+        clipped = rho.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages
+        objective = torch.minimum(plain, clipped)
+        is_clipped = clipped < plain
+        if dual_clip is not None:
+            floor = dual_clip * advantages
+            is_dual = (advantages < 0) & (objective < floor)
+            objective = torch.where(is_dual, floor, objective)
     loss = -_weighted(objective, mask, weights, denominator)
     with torch.no_grad():
         metrics = {
             "clip_frac": masked_mean(is_clipped.float(), mask),
             "dual_clip_frac": masked_mean(is_dual.float(), mask),
-            "approx_kl": masked_mean(ratio - log_ratio - 1.0, mask),
+            "approx_kl": masked_mean(log_ratio.exp() - log_ratio - 1.0, mask),
             "mismatch": masked_mean(log_ratio.abs(), mask),
-            "ratio_mean": masked_mean(ratio, mask),
-            "ratio_max": masked_max(ratio, mask).clamp(min=0.0),
+            "ratio_mean": masked_mean(rho, mask),
+            "ratio_max": masked_max(rho, mask).clamp(min=0.0),
         }
     return LossResult(loss, metrics)
 
@@ -187,6 +202,19 @@ def _masked_difference(a: Tensor, b: Tensor, mask: Tensor) -> Tensor:
     dtype = torch.promote_types(torch.promote_types(a.dtype, b.dtype), torch.float32)
     difference = torch.where(mask, a.to(dtype), 0.0) - torch.where(mask, b.to(dtype), 0.0)
     return difference.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+
+
+def _turn_means(terms: Tensor, mask: Tensor, turn_ids: Tensor | None) -> Tensor:
+    """The mean over the counted tokens of each token's turn; 0 where the mask is False."""
+    if turn_ids is None or turn_ids.shape != mask.shape:
+        shape = None if turn_ids is None else tuple(turn_ids.shape)
+        raise ValueError(
+            f"turn_ids: {shape} with a mask of {tuple(mask.shape)}; ratio sequence needs every token's turn"
+        )
+    _, turn = turn_ids[mask].unique(return_inverse=True)
+    lengths = torch.bincount(turn)
+    sums = terms.new_zeros(lengths.shape[0]).index_add(0, turn, terms[mask])
+    return torch.zeros_like(terms).masked_scatter(mask, (sums / lengths)[turn])
 
 
 def _weighted(terms: Tensor, mask: Tensor, weights: Tensor | None, denominator: float | Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from gigpo_lightning.batch import MicroBatch
 from gigpo_lightning.envs.base import TaskSet
 from gigpo_lightning.functional.logprobs import TokenLogprobs, constrained_logprobs_from_hidden
 from gigpo_lightning.functional.vocabulary import vocabulary_logprobs
+from gigpo_lightning.policy.critic import Critic
 from gigpo_lightning.policy.generation import OutputLayer
 from gigpo_lightning.policy.ragged import KVCache, PackedRows, run_ragged
 
@@ -104,6 +105,10 @@ class BasePolicy(nn.Module, ABC):
     model: PreTrainedModel
     prompt: PromptFormat
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.critic: Critic | None = None
+
     @abstractmethod
     def prepare(self, tasks: TaskSet) -> None:
         """Build or load what the policy needs for these tasks; a second call changes nothing."""
@@ -111,6 +116,26 @@ class BasePolicy(nn.Module, ABC):
     @abstractmethod
     def identity(self) -> dict[str, Any]:
         """Plain values that a checkpoint must share with this policy, by name of the option or fact."""
+
+    def add_critic(self, detach: bool) -> None:
+        """Put a value head on the prepared model; a second call changes nothing.
+
+        Args:
+            detach: Whether the value loss trains the head alone.
+        """
+        if self.critic is None:
+            self.critic = Critic(self.model.config.hidden_size, detach).to(next(self.parameters()).device)
+
+    def trained_parts(self) -> dict[str, list[nn.Parameter]]:
+        """What is trained, by the prefix of its figures: the model, and the value head where there is one."""
+        head = [] if self.critic is None else list(self.critic.parameters())
+        own = {id(parameter) for parameter in head}
+        model = [p for p in self.parameters() if p.requires_grad and id(p) not in own]
+        return {"": model, "critic_": head} if head else {"": model}
+
+    def state_dict_without_critic(self) -> dict[str, Any]:
+        """The weights that a copy without a critic has, too."""
+        return {name: weight for name, weight in self.state_dict().items() if not name.startswith("critic.")}
 
     def make_reference(self) -> BasePolicy | None:
         """A frozen copy of the policy as it is, for the KL; None where `reference_logprobs` needs none."""
@@ -169,8 +194,26 @@ class BasePolicy(nn.Module, ABC):
 
     def chosen_logprobs(self, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies [N] of the chosen tokens, under the constraint that held when sampling."""
+        return self._rate(self._run(batch), batch, temperature)
+
+    def values(self, batch: MicroBatch) -> Tensor:
+        """What the critic says of the states [K] of `batch.values`, float32."""
+        assert self.critic is not None and batch.values is not None
+        return self.critic(self._run(batch)[batch.values.states])
+
+    def logprobs_and_values(self, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+        """`chosen_logprobs` and `values` from one pass through the model."""
+        assert self.critic is not None and batch.values is not None
+        hidden = self._run(batch)
+        return (*self._rate(hidden, batch, temperature), self.critic(hidden[batch.values.states]))
+
+    def _run(self, batch: MicroBatch) -> Tensor:
+        """The final hidden states [T] of all tokens."""
         packed = PackedRows.from_lengths(batch.lengths, batch.token_ids.device)
-        hidden = run_ragged(self.model, batch.token_ids, packed.position, packed)
+        return run_ragged(self.model, batch.token_ids, packed.position, packed)
+
+    def _rate(self, hidden: Tensor, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies [N] of the chosen tokens."""
         # The token at position i was chosen from the state after position i − 1.
         before, ids = hidden[batch.chosen - 1], batch.token_ids[batch.chosen]
         if batch.allowed_counts is None:

@@ -141,6 +141,11 @@ class CausalLMPolicy(BasePolicy):
         trained = {name for name, p in self.named_parameters(remove_duplicate=False) if p.requires_grad}
         self._trained = frozenset(trained)
 
+    def add_critic(self, detach: bool) -> None:
+        super().add_critic(detach)
+        assert self.critic is not None
+        self._trained |= {f"critic.{name}" for name, _ in self.critic.named_parameters()}
+
     def prepare_hollow(self) -> None:
         """Build model and adapter without values, from the model's configuration alone. Nothing is quantized."""
         self.model = model_without_values(load_config(self.source, self.revision), self.dtype)

@@ -10,8 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
-from gigpo_lightning.credit import Credit, credit_groups
+from gigpo_lightning.credit import Credit, Values, credit_groups
+from gigpo_lightning.detectors.base import Detector, Embed
+from gigpo_lightning.detectors.named import make_detector
+from gigpo_lightning.estimators import CRITIC_ESTIMATORS
 from gigpo_lightning.rollout.report import RolloutReport
 from gigpo_lightning.rollout.transcript import credit_notes, transcript
 from gigpo_lightning.trajectory import EndReason, Episode, Group, Turn
@@ -22,15 +26,22 @@ class CreditRule:
     """How turns are credited.
 
     Args:
-        estimator: `gigpo`, `grpo` (episode advantage only) or `step` (step advantage only).
-        gamma: Discount of the step returns, in [0, 1].
-        norm: `std`, or `none` to divide by nothing.
+        estimator: `gigpo`, `grpo` (episode advantage only), `step` (step advantage only), `rloo` (return less the mean
+            of the group's others), or with `model.critic` `ppo` (GAE) or `a2c` (n-step returns).
+        gamma: Discount of the step returns, of GAE and of n-step returns, in [0, 1].
+        norm: `std`, or `none` to divide by nothing. With ppo and a2c `std` shifts and divides the advantages of all
+            turns of an iteration to mean 0 and standard deviation 1; rloo has none.
         statistics: `trajectory` (over episodes) or `step` (over step records, as the public reference does).
         combine: `convex` (λ·A_E + (1 − λ)·A_S) or `additive` (A_E + ω·A_S).
         omega: ω of `additive`.
         invalid_penalty: What an invalid action costs its own turn.
         format_penalty: What an answer that breaks its format costs its own turn; an invalid action in it costs both.
         penalty_in_returns: Whether they enter the returns, too.
+        detector: Which turns of a group left the same state: `exact`, `window`, `similarity`, `embedding`, or a class
+            with options: ExactDetector, WindowDetector, SimilarityDetector, EmbeddingDetector, ManualDetector,
+            HybridDetector, or one of your own.
+        gae_lambda: λ of ppo's GAE, in [0, 1]: 0 trusts the critic alone, 1 the returns alone.
+        n_steps: Turns of a2c's n-step returns, at least 1.
     """
 
     estimator: str = "gigpo"
@@ -42,6 +53,9 @@ class CreditRule:
     invalid_penalty: float = 0.1
     format_penalty: float = 0.0
     penalty_in_returns: bool = False
+    detector: Detector | str = "exact"
+    gae_lambda: float = 0.95
+    n_steps: int = 5
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.omega < float("inf"):
@@ -49,8 +63,10 @@ class CreditRule:
         turn = Turn("", "", 0.0, "", valid=True, admissible=True, tokens=1)
         smallest = [Group("", "", (Episode("", "", (turn,), (), EndReason.TERMINATED, won=True),))]
         try:  # credit checks its own options: one turn shows a bad one before anything is played
-            for estimator in (self.estimator, "gigpo"):  # gigpo reads all options
-                self._credit(smallest, 1.0, estimator)
+            make_detector("detector", self.detector)
+            nothing = Values(torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64))
+            for estimator in (self.estimator, "gigpo", *CRITIC_ESTIMATORS):  # together they read all options
+                self._credit(smallest, 1.0, estimator, "exact", values=nothing)  # a detector must not remember this
         except ValueError as error:
             raise ValueError(f"data.credit.{error}") from None
 
@@ -59,17 +75,51 @@ class CreditRule:
         """Whether λ has any influence."""
         return self.estimator == "gigpo" and self.combine == "convex"
 
+    @property
+    def needs_critic(self) -> bool:
+        """Whether the estimator reads the values of a critic."""
+        return self.estimator in CRITIC_ESTIMATORS
+
+    @property
+    def normalises_iteration(self) -> bool:
+        """Whether advantages are normalised over the iteration instead of inside groups."""
+        return self.needs_critic and self.norm == "std"
+
     def share(self, lam: float) -> float:
-        """The share of the episode advantage that this rule really gives, for the figures: λ where it is read."""
+        """The share of the episode advantage that this rule really gives, for the figures: λ where it is read.
+
+        The advantages of rloo, ppo and a2c know no step groups: 1.
+        """
         if self.estimator != "gigpo":
-            return 1.0 if self.estimator == "grpo" else 0.0
+            return 0.0 if self.estimator == "step" else 1.0
         return lam if self.combine == "convex" else 1.0 / (1.0 + self.omega)
 
-    def credit(self, groups: Sequence[Group], lam: float) -> Credit:
-        """One advantage per turn of these groups, at the present λ."""
-        return self._credit(groups, lam, self.estimator)
+    def credit(
+        self,
+        groups: Sequence[Group],
+        lam: float,
+        values: Values | None = None,
+        *,
+        detector: Detector | None = None,
+        iteration: int = 0,
+        embed: Embed | None = None,
+    ) -> Credit:
+        """One advantage per turn of these groups, at the present λ, from the critic's values where it has one.
 
-    def _credit(self, groups: Sequence[Group], lam: float, estimator: str) -> Credit:
+        `detector` is the rule's one with its memory.
+        """
+        return self._credit(groups, lam, self.estimator, detector or self.detector, iteration, embed, values)
+
+    def _credit(
+        self,
+        groups: Sequence[Group],
+        lam: float,
+        estimator: str,
+        detector: Detector | str,
+        iteration: int = 0,
+        embed: Embed | None = None,
+        values: Values | None = None,
+    ) -> Credit:
         return credit_groups(
             groups,
             estimator=estimator,
@@ -81,6 +131,12 @@ class CreditRule:
             invalid_penalty=self.invalid_penalty,
             format_penalty=self.format_penalty,
             penalty_in_returns=self.penalty_in_returns,
+            detector=detector,
+            iteration=iteration,
+            embed=embed,
+            gae_lambda=self.gae_lambda,
+            n_steps=self.n_steps,
+            values=values,
         )
 
 

@@ -81,6 +81,7 @@ class Collector:
         constrain: Follow the admissible actions where the world lists them.
         max_action_tokens: Longest free answer.
         max_env_errors: Environment failures in one collection after which it stops.
+        leave_open: End unfinished episodes with the prompt that comes after their last action, for a critic.
         engine: What says the answers; None for the policy's own model in this process.
 
     Raises:
@@ -97,12 +98,14 @@ class Collector:
         constrain: bool = True,
         max_action_tokens: int = 16,
         max_env_errors: int = 16,
+        leave_open: bool = False,
         engine: Engine | None = None,
     ):
         _check_positions(policy.positions, rule.max_tokens)
         self._policy, self._pool, self._rule = policy, pool, rule
         self._rows = rows
         self._max_action_tokens, self._max_env_errors = max_action_tokens, max_env_errors
+        self._leave_open = leave_open
         self._rules = AnswerRules(policy.prompt, constrain, max_action_tokens)
         self._engine = engine or DecodingEngine(policy, rule.max_tokens + ACTION_ROOM_TOKENS)
         self.stats = CollectorStats()
@@ -225,14 +228,17 @@ class Collector:
             elif state.truncated or len(row.turns) >= row.job.max_turns:
                 row.end = EndReason.TRUNCATED
             else:
-                reserve = self._reserve(state)
-                row.context.observe(
-                    state.observation, reserve, state.admissible, anchor=state.anchor, reward=state.reward
-                )
+                reserve = self._observe(row)
                 if row.context.room < reserve:
                     row.end = EndReason.CONTEXT_LIMIT
                 else:
                     self._open_turn(row)
+
+    def _observe(self, row: _Live) -> int:
+        """Show the state that the row has reached; returns the tokens that its answer may need."""
+        state, reserve = row.state, self._reserve(row.state)
+        row.context.observe(state.observation, reserve, state.admissible, anchor=state.anchor, reward=state.reward)
+        return reserve
 
     def _turn(self, row: _Live, before: EnvState, after: EnvState) -> Turn:
         return Turn(
@@ -251,8 +257,16 @@ class Collector:
         assert row.end is not None
         job = row.job
         instruction = row.context.instruction
+        if self._leave_open and row.end in (EndReason.TRUNCATED, EndReason.CONTEXT_LIMIT):
+            self._leave(row)
         segments = row.context.segments()
         return Episode(job.task.id, instruction, tuple(row.turns), segments, row.end, row.won)
+
+    def _leave(self, row: _Live) -> None:
+        """Show the state after the last action, as a further turn would have begun with it."""
+        if row.end is EndReason.TRUNCATED:
+            self._observe(row)
+        row.context.leave_open(self._policy.positions)
 
     def _note_error(self, state: EnvState) -> None:
         """Count a failure; an episode that lost its worker to another slot's failure is played again uncounted."""

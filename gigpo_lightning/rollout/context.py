@@ -65,6 +65,7 @@ class _OpenSegment:
     logprobs: list[float] = field(default_factory=list)
     allowed_ids: list[int] = field(default_factory=list)
     allowed_counts: list[int] = field(default_factory=list)
+    answer_starts: list[int] = field(default_factory=list)
     turns: int = 0
 
     def add(self, token_ids: Sequence[int], turn: int) -> None:
@@ -85,9 +86,8 @@ class _OpenSegment:
         self.allowed_counts.append(len(allowed or ()))
 
     def close(self) -> Segment:
-        return Segment(
-            self.token_ids, self.response_mask, self.turn_index, self.logprobs, self.allowed_ids, self.allowed_counts
-        )
+        lists = {name: getattr(self, name) for name in Segment.__slots__}
+        return Segment(**lists)
 
 
 class EpisodeContext:
@@ -152,6 +152,7 @@ class EpisodeContext:
 
     def force(self, token_ids: Sequence[int]) -> None:
         """Append tokens of the answer that have no alternative."""
+        self._begin_answer()
         self._open.add(token_ids, self.turn)
         self._action += token_ids
 
@@ -168,6 +169,7 @@ class EpisodeContext:
             logprobs: Of each token; None where it had no alternative, and so was not chosen.
             allowed: For each chosen token, what it was chosen among; None for the whole vocabulary.
         """
+        self._begin_answer()
         for token_id, logprob, ids in zip(token_ids, logprobs, allowed, strict=True):
             if logprob is None:
                 self._open.add([token_id], self.turn)
@@ -206,11 +208,29 @@ class EpisodeContext:
         else:
             self._open.add(ids, self.turn)
 
+    def leave_open(self, positions: int | None) -> None:
+        """Keep what was observed last as a prompt that nothing answers, for the value of the state it shows.
+
+        Args:
+            positions: What the model can read, in tokens: of a longer segment only the end is kept; None for no limit.
+        """
+        last = self._open
+        last.turn_index = [-1 if turn == self.turn else turn for turn in last.turn_index]
+        surplus = 0 if positions is None else self.tokens - positions
+        if surplus > 0:  # a header alone: a segment with turns has room for an answer
+            for name in ("token_ids", "response_mask", "turn_index", "logprobs"):
+                del getattr(last, name)[:surplus]
+        last.answer_starts.append(self.tokens)
+
     def segments(self) -> tuple[Segment, ...]:
-        """All segments, the open one included unless nothing was answered in it."""
-        if not self._open.turns and not self._action:
+        """All segments, the open one included unless nothing was answered in it and it was not left open."""
+        if not self._open.answer_starts:
             return tuple(self._closed)
         return (*self._closed, self._open.close())
+
+    def _begin_answer(self) -> None:
+        if len(self._open.answer_starts) == self._open.turns:
+            self._open.answer_starts.append(self.tokens)
 
     def _start_segment(self, admissible: Sequence[str] | None, reserve: int) -> None:
         recent = list(range(max(0, self.turn - self._rule.keep_last), self.turn))

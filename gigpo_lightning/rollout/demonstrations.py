@@ -79,7 +79,7 @@ def _spell(
 def pack_row(segment: Segment, advantage: float) -> PackRow:
     """A segment as arrays, with the same advantage for all its turns."""
     index = np.asarray(segment.turn_index)
-    first = int(index[index >= 0].min())
+    first = int(index[index >= 0].min(initial=int(index.max(initial=0))))
     return PackRow(
         token_ids=np.asarray(segment.token_ids),
         response_mask=np.asarray(segment.response_mask),
@@ -88,4 +88,5 @@ def pack_row(segment: Segment, advantage: float) -> PackRow:
         allowed_ids=np.asarray(segment.allowed_ids, dtype=np.int64),
         allowed_counts=np.asarray(segment.allowed_counts, dtype=np.int64),
         advantages=np.full(int(index.max(initial=0)) - first + 1, advantage),
+        answer_starts=np.asarray(segment.answer_starts),
     )

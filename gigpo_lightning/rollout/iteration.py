@@ -6,10 +6,12 @@ their number. Knows the collector, not Lightning: rank and number of processes c
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice, tee
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,18 +20,22 @@ import numpy as np
 import torch
 
 from gigpo_lightning.batch import LazyMicroBatches, MicroBatch, Minibatch, cut_by_tokens
-from gigpo_lightning.credit import Credit
 from gigpo_lightning.curriculum import Stage
 from gigpo_lightning.envs.base import TaskSet
 from gigpo_lightning.rollout.collection import add_to_report
 from gigpo_lightning.rollout.collector import CollectorStats, EpisodeJob
+from gigpo_lightning.rollout.crediting import Crediting
 from gigpo_lightning.rollout.plan import GroupJob, plan_iteration, plan_rows
 from gigpo_lightning.rollout.report import RolloutReport
 from gigpo_lightning.rollout.rescore import Rescore, no_rescore
-from gigpo_lightning.rollout.store import RolloutStore, RolloutWriter
+from gigpo_lightning.rollout.store import RolloutStore, RolloutWriter, merged_moments
 from gigpo_lightning.trajectory import Episode, Group
 
 _Item = TypeVar("_Item")
+
+# Of the normalisation over an iteration: as in groups, and where a standard deviation is round-off.
+_EPS = 1e-6
+_ROUND_OFF = 1e-9
 
 
 @dataclass(slots=True)
@@ -63,9 +69,6 @@ class IterationSpec:
 
 Play = Callable[[Iterator[EpisodeJob], float], Iterable[Episode]]
 """From jobs, which are drawn as they are needed, and a temperature: their episodes, in order."""
-CreditGroups = Callable[[Sequence[Group]], Credit]
-"""Called once for every part of an iteration, in order. Values of a critic, and what a detector must remember within an
-iteration, are its own."""
 
 
 def run_iteration(
@@ -75,7 +78,7 @@ def run_iteration(
     stage_tasks: Callable[[Stage], TaskSet],
     play: Play,
     stats: Callable[[], CollectorStats],
-    credit_groups: CreditGroups,
+    crediting: Crediting,
     path: Path,
 ) -> tuple[RolloutStore, RolloutReport]:
     """Play the groups of an iteration, credit them, write them to `path` and report.
@@ -87,7 +90,7 @@ def run_iteration(
         stage_tasks: The tasks of a stage.
         play: Plays episodes.
         stats: What they cost.
-        credit_groups: Credits some of the groups; no group's credit may depend on another group.
+        crediting: Credits the groups, some at a time.
         path: The file to write.
     """
     clock = _Clock()
@@ -108,10 +111,12 @@ def run_iteration(
     groups = played_groups(played, play((member for job in jobs for member in job.members), controls.temperature))
     stages = (job.stage for job in named)
     step_groups = 0
-    with RolloutWriter(path) as writer:
+    with RolloutWriter(path) as writer, crediting.of_iteration(spec.iteration, controls.lam) as own:
         while part := list(islice(groups, max(1, spec.credited_episodes // spec.members))):
             clock.lap("play")
-            credit = credit_groups(part)
+            values = own.values(part)
+            clock.lap("values")
+            credit = own.credit(part, values)
             credit = replace(credit, step_group_ids=credit.step_group_ids + step_groups)  # unique in the file
             step_groups += len(credit.step_group_sizes)
             clock.lap("credit")
@@ -124,11 +129,16 @@ def run_iteration(
     clock.lap("play")
     store = RolloutStore(path)
     report.credit_tables = store.credit_tables
+    if crediting.rule.normalises_iteration:
+        store.normalise(*_mean_and_scale(_gathered(store.moments(), spec.world)))
     clock.lap("store")
     _sum_over_processes(report, spec.world)
     clock.lap("report")
     figures = _figures(clock.laps, stats(), groups_here * spec.members)
-    report.settle(_over_processes(figures, spec.world))
+    figures = _over_processes(figures, spec.world)
+    report.settle({**figures, "credit/lambda": crediting.rule.share(controls.lam)})
+    density = report.metrics["anchors/density"]
+    report.metrics.update(crediting.end_iteration(density, partial(_gathered, world=spec.world)))
     return store, report
 
 
@@ -161,7 +171,8 @@ def minibatches_of(
 
     Before the first, while the weights are still those that sampled, `rescore` may rate the rows anew.
     """
-    trainable = np.flatnonzero((store.chosen_counts > 0) & (store.teaches | (not skip_zero_advantage)))
+    trained = (store.chosen_counts > 0) | store.valued
+    trainable = np.flatnonzero(trained & (store.teaches | (not skip_zero_advantage)))
     rescored = rescore(store, trainable, temperature, max_tokens)
 
     def micro_batch(numbers: list[int]) -> MicroBatch:
@@ -175,6 +186,16 @@ def minibatches_of(
             cuts = cut_by_tokens([int(store.token_counts[r]) for r in rows], max_tokens)
             numbers = [[int(rows[i]) for i in cut] for cut in cuts]
             yield Minibatch(LazyMicroBatches(micro_batch, numbers), temperature)
+
+
+def _mean_and_scale(parts: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
+    """What `RolloutStore.normalise` needs for mean 0 and standard deviation 1 over all processes, from their moments.
+
+    Equal advantages, up to round-off, become 0.
+    """
+    n, mean, squares = merged_moments(parts)
+    std = math.sqrt(squares / max(n - 1.0, 1.0))
+    return mean, 1.0 / (std + _EPS) if std > _ROUND_OFF * abs(mean) else 0.0
 
 
 def rollout_path(folder: Path, iteration: int, rank: int, keep: int) -> Path:
@@ -219,6 +240,7 @@ def _figures(laps: dict[str, float], stats: CollectorStats, episodes: int) -> di
         "time/environment_s": stats.env_s + laps["tasks"],
         "time/policy_s": stats.policy_s,
         "time/collector_s": laps["play"] - stats.env_s - stats.policy_s,
+        "time/values_s": laps["values"],
         "time/credit_s": laps["credit"],
         "time/report_s": laps["report"],
         "time/store_s": laps["store"],
@@ -248,7 +270,7 @@ def _over_processes(figures: dict[str, float], world: int) -> dict[str, float]:
     return {n: sum(v) if n.endswith(("_per_s", "_errors")) else max(v) for n, v in values.items()}
 
 
-def _gathered(own: dict[str, float], world: int) -> list[dict[str, float]]:
+def _gathered(own: Any, world: int) -> list[Any]:
     """The values of all processes, in order of rank."""
     if world == 1:
         return [own]

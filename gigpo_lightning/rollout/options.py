@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from math import inf
 
-from gigpo_lightning.functional.losses import AGGREGATIONS
+from gigpo_lightning.estimators import CRITIC_ESTIMATORS
+from gigpo_lightning.functional.losses import AGGREGATIONS, RATIOS
+from gigpo_lightning.policy.critic import CriticRule
 from gigpo_lightning.rollout.collection import CreditRule
 
 
@@ -18,6 +20,7 @@ def check_loss(
     kl_coef: float,
     aggregation: str,
     constant_tokens: float | None,
+    ratio: str,
 ) -> None:
     """Options of the loss.
 
@@ -32,6 +35,11 @@ def check_loss(
     )
     _require(0 <= kl_coef < inf, f"model.kl_coef={kl_coef}: must be at least 0; 0 is off")
     _require(aggregation in AGGREGATIONS, f"model.aggregation={aggregation!r}: choose one of {', '.join(AGGREGATIONS)}")
+    _require(ratio in RATIOS, f"model.ratio={ratio!r}: choose one of {', '.join(RATIOS)}")
+    _require(
+        ratio != "none" or dual_clip is None,
+        f"model.dual_clip={dual_clip} with ratio='none': nothing is clipped; set dual_clip to null",
+    )
     if aggregation == "constant":
         fits = constant_tokens is not None and 0 < constant_tokens < inf
     else:
@@ -54,6 +62,28 @@ def check_updates(gradient_clip: float | None, max_bad_updates: int) -> None:
         f"model.gradient_clip={gradient_clip}: must be positive, or null for no clipping",
     )
     _require(max_bad_updates >= 1, f"model.max_bad_updates={max_bad_updates}: must be at least 1")
+
+
+def check_critic(critic: CriticRule | None, credit: CreditRule, skip_zero_advantage: bool) -> None:
+    """The critic and the estimator must fit.
+
+    Raises:
+        ValueError: One needs the other, or rows would be left out that a critic learns from.
+    """
+    _require(
+        critic is not None or not credit.needs_critic,
+        f"data.credit.estimator={credit.estimator} needs a critic: set model.critic.lr (0.001 is usual), or add "
+        f"--config algorithm/{credit.estimator}.yaml",
+    )
+    _require(
+        critic is None or credit.needs_critic,
+        f"model.critic: data.credit.estimator={credit.estimator} reads no critic; set model.critic to null, or the "
+        f"estimator to one of {', '.join(CRITIC_ESTIMATORS)}",
+    )
+    _require(
+        critic is None or not skip_zero_advantage,
+        "data.skip_zero_advantage=true with model.critic: a critic learns from every turn; set it to false",
+    )
 
 
 def check_counts(least: int, **counts: int) -> None:

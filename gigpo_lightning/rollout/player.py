@@ -29,6 +29,7 @@ class PlayRule:
     max_env_errors: int
     env_workers: int
     env_deadline_s: float
+    leave_open: bool = False
 
 
 class Player:
@@ -100,5 +101,6 @@ class Player:
             constrain=rule.constrain,
             max_action_tokens=rule.max_action_tokens,
             max_env_errors=rule.max_env_errors,
+            leave_open=rule.leave_open,
             engine=self.sampler.engine(policy, rule.segments.max_tokens, rule.rows),
         )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gigpo_lightning.credit import Credit, credit_figures
+from gigpo_lightning.functional.values import explained_variance
 from gigpo_lightning.trajectory import EndReason, Episode, Group
 
 CREDIT_FIGURES = {
@@ -34,6 +35,12 @@ class Tally:
                 self._add_episode(episode, stage, group.task_type)
         for name, value in credit.sums.items():
             self.sums[f"credit.{name}"] += value
+        if credit.value is not None and credit.value_target is not None:
+            error = credit.value_target - credit.value
+            self.sums["critic.turns"] += len(error)
+            for name, values in (("value", credit.value), ("target", credit.value_target), ("error", error)):
+                self.sums[f"critic.{name}"] += float(values.sum())
+                self.sums[f"critic.{name}_squared"] += float((values**2).sum())
 
     def _add_episode(self, episode: Episode, stage: str, task_type: str) -> None:
         sums = self.sums
@@ -72,7 +79,19 @@ class Tally:
         credited = {name[len(prefix) :]: value for name, value in sums.items() if name.startswith(prefix)}
         if credited:
             figures |= {CREDIT_FIGURES[name]: value for name, value in credit_figures(credited).items()}
-        return figures
+        return figures | self._critic()
+
+    def _critic(self) -> dict[str, float]:
+        """`critic/*` figures, where there is a critic: what it said before the update."""
+        sums, turns = self.sums, self.sums["critic.turns"]
+        if not turns:
+            return {}
+        names = ("target", "target_squared", "error", "error_squared")
+        return {
+            "critic/explained_variance": explained_variance(turns, *(sums[f"critic.{name}"] for name in names)),
+            "critic/value_mean": sums["critic.value"] / turns,
+            "critic/target_mean": sums["critic.target"] / turns,
+        }
 
     def rates(self, kind: str) -> dict[str, tuple[int, int]]:
         """`(won, episodes)` by stage or by task type."""

@@ -6,7 +6,7 @@ groups and appears under its name only when complete. Knows nothing about polici
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -25,12 +25,15 @@ _TURN_FIELDS = (
     ("anchor", pa.string()),
     ("valid", pa.bool_()),
     ("admissible", pa.bool_()),
+    ("tokens", pa.int32()),
     ("well_formed", pa.bool_()),
     ("step_return", pa.float64()),
     ("step_group", pa.int64()),
     ("episode_advantage", pa.float64()),
     ("step_advantage", pa.float64()),
     ("advantage", pa.float64()),
+    ("value", pa.float64()),
+    ("value_target", pa.float64()),
 )
 SCHEMA = pa.schema(
     [
@@ -49,6 +52,7 @@ SCHEMA = pa.schema(
         ("logprobs", pa.list_(pa.float32())),
         ("allowed_ids", pa.list_(pa.int32())),
         ("allowed_counts", pa.list_(pa.int32())),
+        ("answer_starts", pa.list_(pa.int32())),
         *[(name, pa.list_(kind)) for name, kind in _TURN_FIELDS],
     ]
 )
@@ -113,11 +117,13 @@ class RolloutWriter:
                 "anchor": [str(t.anchor) for t in turns],
                 "valid": [t.valid for t in turns],
                 "admissible": [t.admissible for t in turns],
+                "tokens": [t.tokens for t in turns],
                 "well_formed": [t.well_formed for t in turns],
                 "step_group": credit.step_group_ids[flat].tolist(),
             }
-            for name in ("step_return", "episode_advantage", "step_advantage", "advantage"):
-                row[name] = getattr(credit, name)[flat].tolist()
+            for name in ("step_return", "episode_advantage", "step_advantage", "advantage", "value", "value_target"):
+                of_turns = getattr(credit, name)
+                row[name] = None if of_turns is None else of_turns[flat].tolist()
             rows.append(row)
         return rows
 
@@ -141,6 +147,7 @@ class RolloutStore:
         token_counts: int64 [rows], tokens of each row.
         chosen_counts: float64 [rows], tokens that the policy chose.
         teaches: bool [rows], whether any turn of the row has an advantage other than 0.
+        valued: bool [rows], whether a critic has values of its turns to learn.
     """
 
     def __init__(self, path: Path):
@@ -151,6 +158,17 @@ class RolloutStore:
         self.token_counts = self._of_rows("token_ids", _lengths)
         self.chosen_counts = self._of_rows("response_mask", _row_sums)
         self.teaches = self._of_rows("advantage", _row_sums) > 0
+        self.valued = self._of_rows("value_target", _lengths) > 0
+        self._mean, self._scale = 0.0, 1.0
+
+    def normalise(self, mean: float, scale: float) -> None:
+        """Let all micro-batches have (advantage − mean) · scale."""
+        self._mean, self._scale = mean, scale
+
+    def moments(self) -> tuple[float, float, float]:
+        """Number, mean and sum of squared deviations of the advantages of all turns in which something was chosen."""
+        own = [_moments(part) for part in self._parts]
+        return merged_moments(own)
 
     def _of_rows(self, name: str, measure: Callable[[pa.ListArray], np.ndarray]) -> np.ndarray:
         """A figure of every row from a list column, part by part."""
@@ -176,7 +194,10 @@ class RolloutStore:
             logprobs=read("logprobs"),
             allowed_ids=read("allowed_ids"),
             allowed_counts=read("allowed_counts"),
-            advantages=read("advantage"),
+            advantages=(read("advantage") - self._mean) * self._scale,
+            answer_starts=read("answer_starts"),
+            values=read("value") if self.valued[row] else None,
+            value_targets=read("value_target") if self.valued[row] else None,
         )
 
     def micro_batch(self, rows: Sequence[int]) -> MicroBatch:
@@ -196,6 +217,23 @@ class RolloutStore:
                 texts=part.column("observation").flatten().to_pylist(),
                 stages=stages,
             )
+
+
+def merged_moments(parts: Iterable[tuple[float, float, float]]) -> tuple[float, float, float]:
+    """Number, mean and sum of squared deviations of all values, from those of their parts."""
+    n, mean, squares = 0.0, 0.0, 0.0
+    for count, own_mean, own_squares in parts:
+        difference, total = own_mean - mean, max(n + count, 1.0)
+        squares += own_squares + difference**2 * n * count / total
+        mean, n = mean + difference * count / total, n + count
+    return n, mean, squares
+
+
+def _moments(part: pa.RecordBatch) -> tuple[float, float, float]:
+    tokens, advantages = (part.column(name).flatten().to_numpy() for name in ("tokens", "advantage"))
+    chosen = advantages[tokens > 0]
+    mean = float(chosen.mean()) if len(chosen) else 0.0
+    return float(len(chosen)), mean, float(((chosen - mean) ** 2).sum())
 
 
 def _lengths(array: pa.ListArray) -> np.ndarray:
