@@ -14,10 +14,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice, tee
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
-import torch
 
 from gigpo_lightning.batch import LazyMicroBatches, MicroBatch, Minibatch, cut_by_tokens
 from gigpo_lightning.curriculum import Stage
@@ -26,6 +25,8 @@ from gigpo_lightning.rollout.collection import add_to_report
 from gigpo_lightning.rollout.collector import CollectorStats, EpisodeJob
 from gigpo_lightning.rollout.crediting import Crediting
 from gigpo_lightning.rollout.plan import GroupJob, plan_iteration, plan_rows
+from gigpo_lightning.rollout.processes import gathered
+from gigpo_lightning.rollout.replay import ReplayCache
 from gigpo_lightning.rollout.report import RolloutReport
 from gigpo_lightning.rollout.rescore import Rescore, no_rescore
 from gigpo_lightning.rollout.store import RolloutStore, RolloutWriter, merged_moments
@@ -79,6 +80,7 @@ def run_iteration(
     play: Play,
     stats: Callable[[], CollectorStats],
     crediting: Crediting,
+    replay: ReplayCache,
     path: Path,
 ) -> tuple[RolloutStore, RolloutReport]:
     """Play the groups of an iteration, credit them, write them to `path` and report.
@@ -91,6 +93,7 @@ def run_iteration(
         play: Plays episodes.
         stats: What they cost.
         crediting: Credits the groups, some at a time.
+        replay: Lends successes to groups without one.
         path: The file to write.
     """
     clock = _Clock()
@@ -114,6 +117,7 @@ def run_iteration(
     with RolloutWriter(path) as writer, crediting.of_iteration(spec.iteration, controls.lam) as own:
         while part := list(islice(groups, max(1, spec.credited_episodes // spec.members))):
             clock.lap("play")
+            part = replay.exchange(part, spec.iteration)
             values = own.values(part)
             clock.lap("values")
             credit = own.credit(part, values)
@@ -130,7 +134,7 @@ def run_iteration(
     store = RolloutStore(path)
     report.credit_tables = store.credit_tables
     if crediting.rule.normalises_iteration:
-        store.normalise(*_mean_and_scale(_gathered(store.moments(), spec.world)))
+        store.normalise(*_mean_and_scale(gathered(store.moments(), spec.world)))
     clock.lap("store")
     _sum_over_processes(report, spec.world)
     clock.lap("report")
@@ -138,7 +142,8 @@ def run_iteration(
     figures = _over_processes(figures, spec.world)
     report.settle({**figures, "credit/lambda": crediting.rule.share(controls.lam)})
     density = report.metrics["anchors/density"]
-    report.metrics.update(crediting.end_iteration(density, partial(_gathered, world=spec.world)))
+    report.metrics.update(crediting.end_iteration(density, partial(gathered, world=spec.world)))
+    report.metrics.update(replay.end_iteration(spec.iteration, partial(gathered, world=spec.world)))
     return store, report
 
 
@@ -257,7 +262,7 @@ def _sum_over_processes(report: RolloutReport, world: int) -> None:
     """Add up the counts of all processes, so that every process takes the same decisions from them."""
     # Processes may have met different task types, so the names travel with the numbers.
     total: defaultdict[str, float] = defaultdict(float)
-    for sums in _gathered(dict(report.tally.sums), world):
+    for sums in gathered(dict(report.tally.sums), world):
         for name, value in sums.items():
             total[name] += value
     report.tally.sums = total
@@ -265,15 +270,6 @@ def _sum_over_processes(report: RolloutReport, world: int) -> None:
 
 def _over_processes(figures: dict[str, float], world: int) -> dict[str, float]:
     """Speeds and counts added up; seconds those of the slowest process, for which the others wait."""
-    every = _gathered(figures, world)
+    every = gathered(figures, world)
     values = {name: [one[name] for one in every] for name in figures}
     return {n: sum(v) if n.endswith(("_per_s", "_errors")) else max(v) for n, v in values.items()}
-
-
-def _gathered(own: Any, world: int) -> list[Any]:
-    """The values of all processes, in order of rank."""
-    if world == 1:
-        return [own]
-    every: list[Any] = [None] * world
-    torch.distributed.all_gather_object(every, own)
-    return every

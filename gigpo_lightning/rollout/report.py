@@ -32,7 +32,8 @@ class Tally:
         """Count groups and their credit."""
         for group, stage in zip(groups, stages, strict=True):
             for episode in group.episodes:
-                self._add_episode(episode, stage, group.task_type)
+                if not episode.age:  # a borrowed one was counted when it was played
+                    self._add_episode(episode, stage, group.task_type)
         for name, value in credit.sums.items():
             self.sums[f"credit.{name}"] += value
         if credit.value is not None and credit.value_target is not None:
