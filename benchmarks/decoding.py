@@ -28,8 +28,8 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks.machine import machine
 from gigpo_lightning.envs.base import TaskSet
+from gigpo_lightning.machine import machine
 from gigpo_lightning.policy.answering import Answer
 from gigpo_lightning.policy.base import BasePolicy, Reading
 from gigpo_lightning.policy.causal_lm import CausalLMPolicy

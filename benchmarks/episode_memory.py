@@ -23,8 +23,8 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-
 from benchmarks.machine import machine
+
 from gigpo_lightning.callbacks.anchor_library import AnchorLibrary
 from gigpo_lightning.datamodule import RolloutDataModule
 from gigpo_lightning.envs.alfworld.tasks import GeneratedTasks

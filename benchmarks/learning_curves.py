@@ -33,8 +33,8 @@ from benchmarks.learning_views import (
     stages_of,
     summary,
 )
-from benchmarks.machine import machine
 from gigpo_lightning.callbacks.evaluation_files import write_json
+from gigpo_lightning.machine import machine
 
 
 def fit_command(variant: str, seed: int, folder: Path, minutes: float | None, extra: Sequence[str]) -> list[str]:

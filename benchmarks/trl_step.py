@@ -26,9 +26,9 @@ from typing import Any
 import torch
 from transformers import AutoConfig
 
-from benchmarks.machine import machine
 from benchmarks.trl_sides import AVERAGES, CLIP, TRL, Ours, make_completions, make_model, move
 from gigpo_lightning.callbacks.evaluation_files import write_json
+from gigpo_lightning.machine import machine
 
 
 def compare(trl: TRL, ours: Ours) -> list[dict[str, Any]]:

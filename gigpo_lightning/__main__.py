@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 
 from gigpo_lightning import __version__
 from gigpo_lightning.cli_errors import fail, show_traceback
@@ -21,7 +22,9 @@ TRAINER_COMMANDS = {
 TOOL_COMMANDS = {
     "check": ("prove the installation, part by part", "gigpo_lightning.cli_install_check:run_check"),
     "plan": ("say what a run needs in memory and time, before it is started", "gigpo_lightning.cli_plan:run_plan"),
+    "compare": ("train variants with several seeds and compare them", "gigpo_lightning.compare.command:run_compare"),
     "export": ("write the adapter or the merged model of a checkpoint", "gigpo_lightning.cli_export:run_export"),
+    "anchors": ("print the anchors that a run's library remembers", "gigpo_lightning.cli_anchors:run_anchors"),
 }
 # Commands of single worlds: command → (what it does, world → "module:function taking the rest of the command line").
 WORLD_COMMANDS = {
@@ -46,6 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0, or what the command says. Bad input exits with 2 after one message.
     """
     args = list(sys.argv[1:] if argv is None else argv)
+    if argv is None and not getattr(sys.flags, "safe_path", False) and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))  # the installed command finds a world of one's own, as `python -m` does
     if not args or args[0] in ("-h", "--help", "help"):
         print(usage())
         return 0

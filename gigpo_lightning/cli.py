@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
-from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -27,10 +25,13 @@ import gigpo_lightning.policy.causal_lm
 import gigpo_lightning.policy.scratch
 import gigpo_lightning.policy.vllm  # noqa: F401
 from gigpo_lightning.callbacks import EvaluationFiles
+from gigpo_lightning.callbacks.time_limit import TimeLimit
 from gigpo_lightning.cli_checks import check_callbacks, check_nulls, check_options
 from gigpo_lightning.cli_config import resolve_configs, run_name, saved_config
 from gigpo_lightning.cli_errors import fail, option_message, show_traceback
 from gigpo_lightning.cli_faults import Constructors, is_bad_input, message
+from gigpo_lightning.cli_interrupt import end_interrupted, is_interrupt
+from gigpo_lightning.cli_logger import RunLogger
 from gigpo_lightning.cli_place import Place, agreed_place, place_run
 from gigpo_lightning.cli_quiet import quieten
 from gigpo_lightning.cli_ranks import forget, rank
@@ -38,6 +39,7 @@ from gigpo_lightning.datamodule import RolloutDataModule
 from gigpo_lightning.detectors.base import Detector
 from gigpo_lightning.envs.base import TaskSet
 from gigpo_lightning.module import GiGPOModule
+from gigpo_lightning.paths import shown
 from gigpo_lightning.policy.base import BasePolicy
 from gigpo_lightning.policy.engine_options import EngineOptions
 
@@ -95,13 +97,16 @@ class GiGPOCLI(LightningCLI):
                 save_config_kwargs={"overwrite": True},  # the folder is this run's own
                 trainer_defaults={"callbacks": [self.begun]},
                 parser_class=_Parser,
-                parser_kwargs={"allow_abbrev": False},  # a shortened option is most likely a misspelt one
+                # a shortened option is most likely a misspelt one
+                parser_kwargs={"prog": "python -m gigpo_lightning", "allow_abbrev": False},
                 seed_everything_default=0,
                 auto_configure_optimizers=False,
             )
         except BaseException as error:
             forget()
             self._end_others()
+            if is_interrupt(error):
+                end_interrupted(command, args, self.place.folder.path if self.place else None, say=rank() == 0)
             if self.place is not None:
                 self.place.folder.discard()
             if isinstance(error, Exception):
@@ -185,11 +190,11 @@ class GiGPOCLI(LightningCLI):
         if self.files not in listed:
             self.trainer_defaults["callbacks"].append(self.files)
         if options.get("max_time") is not None:  # Lightning would cut the iteration that is under way in two
-            self.trainer_defaults["callbacks"].append(Timer(options["max_time"], interval="epoch"))
+            self.trainer_defaults["callbacks"].append(TimeLimit(options["max_time"]))
             kwargs["max_time"] = None
         folder = self.place.folder.path
         if options.get("logger") in (None, True):
-            logger = TensorBoardLogger(folder.parent, name="", version=folder.name, default_hp_metric=False)
+            logger = RunLogger(folder.parent, name="", version=folder.name, default_hp_metric=False)
             kwargs["logger"] = logger
         return super().instantiate_trainer(default_root_dir=str(folder), **kwargs)
 
@@ -203,21 +208,21 @@ class GiGPOCLI(LightningCLI):
         if is_overridden("test_step", self.model) and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             self.trainer.test(self.model, datamodule=self.datamodule, ckpt_path=path, weights_only=True)
         if self.trainer.is_global_zero:  # the last lines of the run, so that they are found
-            print(f"checkpoint:  {path or 'none was written'}")
-            print(f"TensorBoard: tensorboard --logdir {self.place.folder.path}")
-            print(f"results:     {self.files.results or 'none were written'}")
+            print(f"checkpoint:  {shown(path) if path else 'none was written'}")
+            print(f"TensorBoard: tensorboard --logdir {shown(self.place.folder.path)}")
+            print(f"results:     {shown(self.files.results) if self.files.results else 'none were written'}")
 
     def after_test(self) -> None:
         """Say where the results are."""
         if self.files.results is not None:
-            print(f"results:     {self.files.results}")
+            print(f"results:     {shown(self.files.results)}")
 
     after_validate = after_test
 
     def after_predict(self) -> None:
         """Say where the transcripts are."""
         if self.files.transcripts and self.trainer.is_global_zero:
-            print(f"transcripts: {len(self.files.transcripts)} in {self.files.transcripts[0].parent}")
+            print(f"transcripts: {len(self.files.transcripts)} in {shown(self.files.transcripts[0].parent)}")
 
     # -- errors --------------------------------------------------------------------------------------------------------
 

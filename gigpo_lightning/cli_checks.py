@@ -13,6 +13,8 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
+from gigpo_lightning.placement import precision_refused, strategy_refused
+
 _NO_FLOAT16 = ("16-mixed", "16-true", "16", 16)
 
 
@@ -34,16 +36,10 @@ def check_options(options: Mapping[str, Any], callbacks: Sequence[pl.Callback]) 
         )
     precision = options.get("precision")
     if precision in _NO_FLOAT16:  # on a CPU Lightning would take bfloat16 instead
-        raise ValueError(
-            f"trainer.precision={precision}: choose 32-true, bf16-mixed or bf16-true; float16 would need its losses "
-            "scaled, which manual optimisation does not do"
-        )
+        raise precision_refused(precision)
     strategy = options.get("strategy")
     if isinstance(strategy, str) and strategy != "fsdp2" and strategy.startswith(("deepspeed", "fsdp")):
-        raise ValueError(
-            f"trainer.strategy={strategy}: cannot train this module, whose optimisation is manual and which calls "
-            "parts of the model; choose fsdp2 to spread the weights over processes, or ddp"
-        )
+        raise strategy_refused(strategy)
     if isinstance(strategy, str) and any(way in strategy for way in ("spawn", "fork", "notebook")):
         raise ValueError(
             f"trainer.strategy={strategy}: such processes end with the training, and the evaluation after it would be "

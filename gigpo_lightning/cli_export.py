@@ -6,6 +6,7 @@ Reads the checkpoint and the configuration of its run. What is written, and how,
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 from argparse import ArgumentError
 from collections.abc import Iterator, Sequence
@@ -19,9 +20,12 @@ from jsonargparse import ArgumentParser
 from safetensors import SafetensorError
 
 from gigpo_lightning.callbacks.durable import damage, lacking
-from gigpo_lightning.cli_config import check_readable
+from gigpo_lightning.cli_config import check_readable, run_name
 from gigpo_lightning.cli_errors import option_message
-from gigpo_lightning.cli_run import run_of_checkpoint
+from gigpo_lightning.cli_place import NAMED, named
+from gigpo_lightning.cli_quiet import quieten
+from gigpo_lightning.cli_run import run_of_checkpoint, versions_of
+from gigpo_lightning.paths import shown
 from gigpo_lightning.policy.base import BasePolicy
 from gigpo_lightning.policy.causal_lm import CausalLMPolicy
 from gigpo_lightning.policy.finite import not_finite
@@ -32,7 +36,7 @@ _POLICIES = ("CausalLMPolicy", "ScratchPolicy")  # for suggestions
 
 
 def run_export(args: Sequence[str]) -> int:
-    """Write the adapter, or the merged model, of a checkpoint into a new folder.
+    """Write the adapter, or the merged model, of a checkpoint into a new folder, and the critic where it has one.
 
     Args:
         args: The command line after `export`.
@@ -44,20 +48,43 @@ def run_export(args: Sequence[str]) -> int:
         ValueError: Checkpoint, configuration and folder do not fit.
     """
     parser = argparse.ArgumentParser(prog="python -m gigpo_lightning export", allow_abbrev=False)
-    parser.add_argument("--ckpt_path", type=Path, required=True, help="a checkpoint file of a run")
+    parser.add_argument("--ckpt_path", type=Path, required=True, help="a checkpoint file of a run, or best or last")
     parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="folder to write, new or empty")
     parser.add_argument("--merged", action="store_true", help="a whole model, the adapter added to its weights")
-    parser.add_argument("--config", type=Path, help="the run's config.yaml, where the checkpoint lies elsewhere")
+    parser.add_argument(
+        "--config", type=Path, help="the run's config.yaml, where the checkpoint lies elsewhere; or what fit had"
+    )
+    parser.add_argument("--runs_dir", type=Path, default=Path("runs"), help="folder of all runs, for best and last")
     options = parser.parse_args(list(args))
+    quieten()
+    checkpoint, config = options.ckpt_path, options.config
+    if str(checkpoint) in NAMED:
+        checkpoint, config = _of_newest_run(str(checkpoint), config, options.runs_dir)
     with _new_folder(options.to) as folder:
-        policy = load_policy(options.ckpt_path, options.config)
+        policy = load_policy(checkpoint, config)
         whole = options.merged or policy.lora is None
         try:
             (policy.save_merged if whole else policy.save_adapter)(folder)
+            if policy.critic is not None:
+                policy.critic.save(folder)
         except (OSError, SafetensorError) as error:
             raise ValueError(f"--to {options.to}: cannot be written: {error}") from error
-    print(f"{'model' if whole else 'adapter'}: {options.to}")
+    print(f"{'model' if whole else 'adapter'}: {options.to}, of {shown(checkpoint)}")
     return 0
+
+
+def _of_newest_run(wanted: str, config: Path | None, runs_dir: Path) -> tuple[Path, Path]:
+    """The checkpoint that `best` or `last` means for `fit`, and its run's configuration.
+
+    Raises:
+        ValueError: It cannot be told which runs are meant, or there is none.
+    """
+    if config is None:
+        raise ValueError(f"--ckpt_path {wanted}: of which run? Give the --config of its fit, too, or name the file")
+    runs = runs_dir / run_name([config])
+    run, checkpoint = named("export", wanted, runs, versions_of(runs), None)
+    assert checkpoint is not None
+    return Path(checkpoint), run / "config.yaml"
 
 
 @contextmanager
@@ -75,7 +102,11 @@ def _new_folder(target: Path) -> Iterator[Path]:
     try:
         partial.mkdir(parents=True)
         yield partial
+        mask = os.umask(0)  # it can be asked for by setting it only
+        os.umask(mask)
         for file in partial.iterdir():
+            if file.is_file():
+                file.chmod(0o666 & ~mask)  # safetensors makes files that nobody else may read
             file.replace(target / file.name)
         partial.rmdir()
     except BaseException as error:
@@ -120,6 +151,8 @@ def load_policy(checkpoint: Path, config: Path | None = None) -> CausalLMPolicy:
     broken = not_finite(weights.items())
     if broken:
         raise ValueError(f"--ckpt_path {checkpoint}: its weight {broken} is not finite; take an earlier one")
+    if any(name.startswith("critic.") for name in weights):
+        policy.add_critic(detach=False)
     try:
         policy.load_state_dict(weights)
     except RuntimeError as error:  # it lists all that differ, one a line

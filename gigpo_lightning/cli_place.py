@@ -77,7 +77,7 @@ def place_run(
     given = Path(given_folder) if given_folder else None
     home: Path | None
     if wanted in NAMED:
-        home, checkpoint = _named(command, wanted, given or runs, [given] if given else versions_of(runs), checkpoints)
+        home, checkpoint = named(command, wanted, given or runs, [given] if given else versions_of(runs), checkpoints)
     else:
         checkpoint = _file(wanted)
         home = run_of_checkpoint(Path(checkpoint)) if checkpoint else None
@@ -91,7 +91,7 @@ def place_run(
     return Place(take(given) if given else claim(runs, "version"), checkpoint)
 
 
-def _named(
+def named(
     command: str, wanted: str, where: Path, runs: Sequence[Path], checkpoints: str | None
 ) -> tuple[Path, str | None]:
     """The run and the file that `last` or `best` means; no file for a run that `fit` must begin again.

@@ -22,19 +22,20 @@ from lightning.pytorch.cli import LightningArgumentParser
 from gigpo_lightning.callbacks.curriculum import Curriculum
 from gigpo_lightning.callbacks.seam import find
 from gigpo_lightning.cli import GiGPOCLI
+from gigpo_lightning.cli_checks import check_options
 from gigpo_lightning.cli_plan_needs import CONTEXT_BYTES, Needs, Planner, Setup
 from gigpo_lightning.cli_plan_probe import ProbeClock, measured_peak, whole_run
+from gigpo_lightning.cli_plan_savings import savings
+from gigpo_lightning.cli_plan_split import Split, check_spreadable, split_of
 from gigpo_lightning.cli_plan_table import Room, show_memory, show_probe, show_work
+from gigpo_lightning.cli_plan_work import works_of
 from gigpo_lightning.cli_quiet import quieten
-from gigpo_lightning.curriculum import Stage
-from gigpo_lightning.memory import free_memory, parse_size
-from gigpo_lightning.policy.causal_lm import CausalLMPolicy
-from gigpo_lightning.policy.pretrained import load_config
-from gigpo_lightning.rollout.pool import InProcessPool
-from gigpo_lightning.rollout.random_play import Work, play_at_random
+from gigpo_lightning.cli_ranks import is_one_of_several
+from gigpo_lightning.memory import free_memory, parse_size, whole_memory
+from gigpo_lightning.placement import settle_precision
+from gigpo_lightning.rollout.options import check_processes
+from gigpo_lightning.rollout.random_play import Work
 
-# Episodes played at random to count tokens.
-_EPISODES = 16
 # Left out of a probe: they write where the run would, show its progress, or train for minutes before it.
 _LEFT_OUT = ("IterationCheckpoint", "IterationProgress", "WarmStart", "EvaluationFiles")
 
@@ -51,8 +52,8 @@ _PROBE_TRAINER = {
     "enable_progress_bar": False,
     "enable_model_summary": False,
 }
-# Another machine's devices need not be here.
-_HERE = {"accelerator": "cpu", "devices": 1, "strategy": "auto", "num_nodes": 1}
+# One process is planned, and probed; the others are like it.
+_ALONE = {"devices": 1, "strategy": "auto", "num_nodes": 1}
 
 
 def run_plan(args: Sequence[str]) -> int:
@@ -90,6 +91,7 @@ class PlanCLI(GiGPOCLI):
         self.folder, self.code = folder, 0
         self.clock = ProbeClock()
         self.limits: dict[str, Any] = {}
+        self.split = Split()
         self.accelerator: str = "auto"
         super().__init__("fit", args)
 
@@ -119,7 +121,10 @@ class PlanCLI(GiGPOCLI):
         self.limits = {name: trainer.get(name) for name in ("max_epochs", "max_steps", "max_time")}
         self.accelerator = str(trainer.get("accelerator"))
         self.memory = None if options["memory"] is None else parse_size(options["memory"])
-        changes = {**_PROBE_TRAINER, "max_epochs": options["iterations"], **(_HERE if self.memory is not None else {})}
+        self._share_out(options)
+        changes = {**_PROBE_TRAINER, **_ALONE, "max_epochs": options["iterations"]}
+        if self.memory is not None:
+            changes["accelerator"] = "cpu"  # another machine's devices need not be here
         for name, value in changes.items():
             trainer[name] = value
         listed = trainer.get("callbacks") or []
@@ -132,6 +137,19 @@ class PlanCLI(GiGPOCLI):
         options["runs_dir"], options["ckpt_path"] = str(self.folder), None
         super().before_instantiate_classes()
 
+    def _share_out(self, options: Any) -> None:
+        """Plan one process of several, with its share of the groups.
+
+        Raises:
+            ValueError: There are more processes than groups, or a strategy that a run could not have.
+        """
+        if is_one_of_several():
+            raise ValueError("plan counts one process and needs no other: start it without torchrun or srun")
+        check_options(options["trainer"], [])
+        self.split = split_of(options["trainer"].as_dict(), elsewhere=self.memory is not None)
+        check_processes(options["data"]["groups"], self.split.processes)
+        options["data"]["groups"] = self.split.share(options["data"]["groups"])
+
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """The trainer, with a clock."""
         self.trainer_defaults["callbacks"].append(self.clock)
@@ -142,28 +160,36 @@ class PlanCLI(GiGPOCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         """Count, show, probe, show."""
         options, module, data = self.config[self.command], self.model, self.datamodule
+        settle_precision(self.trainer.strategy)
+        check_spreadable(self.split, module.policy)
+        self._check_engine()
         room = self._room()
-        works, why = self._works()
+        works, why = works_of(data, module.policy, find(self.trainer, Curriculum))
+        evaluated = self.split.share(data.evaluation.tasks * data.evaluation.seeds)
         setup = Setup(
             policy=module.policy,
             tasks=data.tasks,
             optimizer=module._optimizer,
             optimizer_name=_class_name(options["model"].get("optimizer")),
             kl=module.loss.kl_coef > 0,
-            rows=min(data.rows, max(data.groups * data.members, data.evaluation.tasks * data.evaluation.seeds)),
+            rows=min(data.rows, max(data.groups * data.members, evaluated)),
             max_tokens=data.segment_rule.max_tokens,
             micro_tokens=data.max_tokens_per_batch,
             constrain=data.constrain,
             work=max(works.values(), key=lambda work: work.tokens, default=None),
             on_gpu=room.on_gpu,
+            precision=str(self.trainer.precision_plugin.precision),
+            split=self.split,
+            engine=data.player.sampler.options,
+            device_bytes=room.whole,
         )
         planner = Planner()
         needs = planner.needs(setup)
-        self.code = int(needs.total > room.size)
-        savings = planner.savings(setup) if room.verdict(needs.total) != "fits" else []
-        show_memory(setup, needs, room, savings)
-        show_work(works, why, data.groups * data.members)
-        content = self._content(needs, room, savings, works)
+        self.code = int(room.verdict_of(needs) == "does not fit")
+        helps = savings(planner, setup) if room.verdict_of(needs) != "fits" else []
+        show_memory(setup, needs, room, helps)
+        show_work(works, why, data.groups * data.members, self.split.processes)
+        content = self._content(needs, room, helps, works)
         if options["probe"]:
             content |= self._probe(room, needs)
         if options["json"]:
@@ -173,51 +199,30 @@ class PlanCLI(GiGPOCLI):
         """The memory that the run will have."""
         if self.memory is not None:
             on_gpu = self.accelerator != "cpu"
-            return Room(self.memory - (CONTEXT_BYTES if on_gpu else 0), on_gpu, f"{self.memory / 2**30:.4g} GiB given")
+            size = self.memory - (CONTEXT_BYTES if on_gpu else 0)
+            return Room(size, on_gpu, f"{self.memory / 2**30:.4g} GiB given", self.memory)
         device = self.trainer.strategy.root_device
-        return Room(free_memory(device), device.type == "cuda", "free now")
+        whole = whole_memory(device)
+        shared = self.split.processes if device.type == "cpu" else 1
+        what = "free now" if shared == 1 else f"the share of each of {shared} processes in what is free now"
+        return Room(free_memory(device) // shared, device.type == "cuda", what, whole)
 
-    def _works(self) -> tuple[dict[str, Work], str]:
-        """What an episode of the first and of the last stage comes to; else why that is not known."""
-        data, policy = self.datamodule, self.model.policy
-        stages = [Stage(name="all", max_turns=data.max_turns)]
-        curriculum = find(self.trainer, Curriculum)
-        if curriculum is not None:
-            stages = [curriculum.stage, *curriculum.stages[-1:]]
-        if isinstance(policy, CausalLMPolicy):
-            load_config(policy.source, policy.revision)  # without it there is nothing to plan
-            try:
-                policy.load_prompt()
-            except ValueError as error:
-                return {}, str(error)
-        else:
-            policy.prepare(data.tasks)
-        return {stage.name: self._work(stage) for stage in stages}, ""
+    def _check_engine(self) -> None:
+        """Refuse what `fit` would; another machine may have what is not installed here."""
+        engine = self.datamodule.player.sampler.options
+        if engine is None:
+            return
+        engine.check_processes(self.split.processes)
+        (engine.check_policy if self.memory is not None else engine.check)(self.model.policy)
 
-    def _work(self, stage: Stage) -> Work:
-        data, tasks = self.datamodule, self.datamodule.stage_tasks(stage)
-        pool = InProcessPool(data.tasks.make_env)
-        try:
-            return play_at_random(
-                self.model.policy.prompt,
-                pool,
-                [tasks.get("train", i) for i in range(min(_EPISODES, tasks.len("train")))],
-                data.segment_rule,
-                max_turns=stage.max_turns,
-                constrain=data.constrain,
-                max_action_tokens=data.max_action_tokens,
-                seed=data.seed,
-            )
-        finally:
-            pool.close()
-
-    def _content(self, needs: Needs, room: Room, savings: Any, works: dict[str, Work]) -> dict[str, Any]:
+    def _content(self, needs: Needs, room: Room, helps: Any, works: dict[str, Work]) -> dict[str, Any]:
         """The figures as plain values."""
         episodes = self.datamodule.groups * self.datamodule.members
         return {
             "memory": {**asdict(needs), "held": needs.held, "total": needs.total, "unit": "bytes"},
-            "room": {"bytes": room.size, "what": room.what, "verdict": room.verdict(needs.total)},
-            "savings": dict(savings),
+            "room": {"bytes": room.size, "what": room.what, "verdict": room.verdict_of(needs)},
+            "processes": self.split.processes,
+            "savings": dict(helps),
             "iteration": {
                 name: {**asdict(work), "tokens_per_iteration": work.tokens * episodes} for name, work in works.items()
             },
@@ -227,13 +232,19 @@ class PlanCLI(GiGPOCLI):
 
     def _probe(self, room: Room, needs: Needs) -> dict[str, Any]:
         """Make a few iterations, unless they would not be those of the run."""
-        if self.memory is not None or needs.total > room.size:
-            reason = "it is planned for another machine" if self.memory is not None else "the run does not fit"
+        reason = ""
+        if self.memory is not None:
+            reason = "it is planned for another machine"
+        elif self.code:
+            reason = "the run does not fit"
+        elif self.split.spread and self.split.processes > 1:
+            reason = "one process alone would hold the weights of all; time it with --trainer.devices=1 where they fit"
+        if reason:
             print(f"no probe: {reason}")
             return {}
         count = self.trainer.max_epochs
-        plural = "s" * (count != 1)
-        print(f"probe: {count} iteration{plural} as in fit, every row trained (--probe false leaves this out) …")
+        how = "as in fit" if self.split.processes == 1 else "of one process with its share, the exchange left out"
+        print(f"probe: {count} iteration{'s' * (count != 1)} {how}, every row trained (--probe false leaves it out) …")
         sys.stdout.flush()
         self.trainer.fit(self.model, datamodule=self.datamodule)
         if not self.clock.iterations:

@@ -14,11 +14,14 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from gigpo_lightning.cli_plan_split import Split
 from gigpo_lightning.envs.base import TaskSet
 from gigpo_lightning.memory import GIB
 from gigpo_lightning.policy.base import BasePolicy
-from gigpo_lightning.policy.causal_lm import CausalLMPolicy, LoRA
+from gigpo_lightning.policy.causal_lm import CausalLMPolicy
+from gigpo_lightning.policy.engine_options import EngineOptions
 from gigpo_lightning.policy.hollow import HollowPolicy, MicroShape, UpdateBytes
+from gigpo_lightning.policy.hollow_shards import spread
 from gigpo_lightning.rollout.collector import ACTION_ROOM_TOKENS
 from gigpo_lightning.rollout.random_play import Work
 
@@ -29,8 +32,7 @@ TIGHT_FRAC = 0.9
 # Where no tokenizer is at hand to count with: the share of tokens that are chosen, ids to choose among (mean
 # and most), a long prompt.
 _CHOSEN_FRAC, _ALLOWED, _WIDEST, _PROMPT_TOKENS = 0.1, 8, 64, 640
-# Tokens that a segment needs beside its longest prompt to be worth its prompt.
-_SHORTEST_ANSWERS = 128
+_ALONE = Split()
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,10 @@ class Setup:
         constrain: Whether answers are chosen among the admissible ones.
         work: What an episode comes to at most; None where it could not be counted.
         on_gpu: Whether the run is on a GPU.
+        precision: The trainer's.
+        split: How the run is split over processes; `rows` are those of one.
+        engine: What says the answers; None for the policy's own model.
+        device_bytes: All memory of the device, of which an engine takes a share.
     """
 
     policy: BasePolicy
@@ -58,6 +64,10 @@ class Setup:
     constrain: bool
     work: Work | None
     on_gpu: bool
+    precision: str = "32-true"
+    split: Split = _ALONE
+    engine: EngineOptions | None = None
+    device_bytes: int = 0
 
     @property
     def capacity(self) -> int:
@@ -91,11 +101,31 @@ class Setup:
 
 
 @dataclass(frozen=True)
+class EngineNeeds:
+    """Bytes that another engine takes of the device: its `share`, of which its own `weights` are a part.
+
+    `row` are the keys and values of one conversation; `stays` says whether the share is held in the update, too.
+    """
+
+    share: int
+    weights: int
+    row: int
+    stays: bool
+
+    @property
+    def conversations(self) -> int:
+        """The longest conversations that have room at once, before what the engine needs for its own computing."""
+        return max(self.share - self.weights, 0) // self.row
+
+
+@dataclass(frozen=True)
 class Needs:
-    """Bytes of a run by part; `update`, `rollout` and `step` are peaks beyond what is held all the time.
+    """Bytes of a process by part; `update`, `rollout` and `step` are peaks beyond what is held all the time.
 
     `update_otherwise` is `update` with gradient checkpointing switched the other way, where the policy has it. The
-    `cache` of keys and values is there in the rollout, and on a CPU kept in the update (`cache_stays`).
+    `cache` of keys and values is there in the rollout, and on a CPU kept in the update (`cache_stays`). `exchange` are
+    copies of the gradients on their way to other processes; `gathered_update` and `gathered_rollout` what is whole of
+    spread weights while that lasts.
     """
 
     parameters: int
@@ -110,20 +140,25 @@ class Needs:
     cache: int
     cache_stays: bool
     rollout: int
+    exchange: int = 0
+    gathered_update: int = 0
+    gathered_rollout: int = 0
+    engine: EngineNeeds | None = None
 
     @property
     def held(self) -> int:
         """What is held all the time, the cache left out."""
-        return self.weights + self.gradients + self.optimizer + self.reference
+        return self.weights + self.gradients + self.exchange + self.optimizer + self.reference
 
     @property
     def peaks(self) -> dict[str, int]:
         """All that is held at the peaks of the run."""
-        kept = self.held + self.cache * self.cache_stays
+        share, stays = (self.engine.share, self.engine.stays) if self.engine else (0, False)
+        kept = self.held + self.cache * self.cache_stays + share * stays
         return {
-            "the update": kept + self.update.peak,
+            "the update": kept + self.update.peak + self.gathered_update,
             "the optimiser step": kept + self.step,
-            "the rollout": self.held + self.cache + self.rollout,
+            "the rollout": self.held + self.cache + self.rollout + self.gathered_rollout + share,
         }
 
     @property
@@ -149,9 +184,9 @@ class Planner:
         Raises:
             ValueError: Model or adapter cannot be built, or the optimiser cannot be tried.
         """
-        hollow = self._build(setup)
-        optimizer, step = hollow.optimizer_bytes(setup.optimizer)
-        return Needs(
+        hollow, split = self._build(setup), setup.split
+        optimizer, step = hollow.optimizer_bytes(setup.optimizer, split.processes if split.spread else 1)
+        needs = Needs(
             parameters=hollow.parameters,
             trained=hollow.trained,
             weights=hollow.weight_bytes,
@@ -159,21 +194,22 @@ class Planner:
             optimizer=optimizer,
             reference=hollow.reference_bytes if setup.kl else 0,
             update=self._update(setup),
-            update_otherwise=self._update(_switched(setup)) if compare and _is_pretrained(setup) else None,
+            update_otherwise=self._update(switched(setup)) if compare and _is_pretrained(setup) else None,
             step=step,
-            cache=hollow.cache_bytes(setup.rows, setup.capacity),
             cache_stays=not setup.on_gpu,
-            rollout=self._once(
-                ("rollout", id(hollow), setup.rows, setup.capacity, setup.prompt_tokens, setup.widest),
-                lambda: hollow.rollout_bytes(setup.rows, setup.capacity, setup.prompt_tokens, setup.widest),
-            ),
+            **self._playing(setup, hollow),
         )
+        return _spread(needs, hollow, split.processes) if split.spread else _exchanged(needs, split)
 
-    def savings(self, setup: Setup) -> list[tuple[str, int]]:
-        """Options that would lower the peak, with the bytes that each would save by itself, the largest first."""
-        before = self.needs(setup, compare=False).total
-        saved = [(name, before - self.needs(other, compare=False).total) for name, other in _alternatives(setup)]
-        return sorted([(name, size) for name, size in saved if size > 0.01 * before], key=lambda pair: -pair[1])
+    def _playing(self, setup: Setup, hollow: HollowPolicy) -> dict[str, Any]:
+        """What says the answers: the policy's own model with its cache, or an engine with its share of the memory."""
+        if setup.engine is not None:
+            share, row = setup.engine.memory_bytes(setup.device_bytes), hollow.cache_bytes(1, setup.capacity, True)
+            stays = not setup.engine.rests(setup.on_gpu)
+            return {"cache": 0, "rollout": 0, "engine": EngineNeeds(share, hollow.weight_bytes, row, stays)}
+        sizes = (setup.rows, setup.capacity, setup.prompt_tokens, setup.widest)
+        rollout = self._once(("rollout", id(hollow), *sizes), lambda: hollow.rollout_bytes(*sizes))
+        return {"cache": hollow.cache_bytes(setup.rows, setup.capacity), "rollout": rollout}
 
     def _update(self, setup: Setup) -> UpdateBytes:
         hollow = self._build(setup)
@@ -185,9 +221,9 @@ class Planner:
     def _build(self, setup: Setup) -> HollowPolicy:
         policy = setup.policy
         options = [getattr(policy, name, None) for name in ("dtype", "lora", "quantization", "gradient_checkpointing")]
-        key = repr(options)
+        key = repr([*options, setup.precision])
         if key not in self._hollow:
-            self._hollow[key] = HollowPolicy(policy, setup.tasks, setup.on_gpu)
+            self._hollow[key] = HollowPolicy(policy, setup.tasks, setup.on_gpu, setup.precision)
         return self._hollow[key]
 
     def _once(self, key: Any, count: Callable[[], Any]) -> Any:
@@ -196,11 +232,29 @@ class Planner:
         return self._counted[key]
 
 
+def _spread(needs: Needs, hollow: HollowPolicy, processes: int) -> Needs:
+    """With weights, gradients and reference spread over processes (the optimiser's state is so already)."""
+    held = spread(hollow.policy, processes)
+    return replace(
+        needs,
+        weights=held.weights,
+        gradients=held.trained,
+        reference=held.weights if needs.reference else 0,
+        gathered_update=held.gathered + (held.gathered_reference if needs.reference else 0),
+        gathered_rollout=held.whole,
+    )
+
+
+def _exchanged(needs: Needs, split: Split) -> Needs:
+    """With the copies that DDP sends: as many bytes as the gradients."""
+    return replace(needs, exchange=needs.gradients) if split.processes > 1 else needs
+
+
 def _is_pretrained(setup: Setup) -> bool:
     return isinstance(setup.policy, CausalLMPolicy)
 
 
-def _with(setup: Setup, **options: Any) -> Setup:
+def changed(setup: Setup, **options: Any) -> Setup:
     """The setup with other options of its policy."""
     policy = copy.deepcopy(setup.policy)
     for name, value in options.items():
@@ -208,40 +262,6 @@ def _with(setup: Setup, **options: Any) -> Setup:
     return replace(setup, policy=policy)
 
 
-def _switched(setup: Setup) -> Setup:
+def switched(setup: Setup) -> Setup:
     """With gradient checkpointing the other way."""
-    return _with(setup, gradient_checkpointing=not getattr(setup.policy, "gradient_checkpointing", False))
-
-
-def _alternatives(setup: Setup) -> list[tuple[str, Setup]]:
-    """What a user may change, one option at a time, as it would be written on the command line."""
-    rows, micro, longest = setup.rows // 2, setup.micro_tokens // 2, setup.max_tokens // 2
-    found: list[tuple[str, Setup]] = []
-    if rows:
-        found.append((f"--data.rows={rows}", replace(setup, rows=rows)))
-    if micro >= 256:
-        found.append((f"--data.max_tokens_per_batch={micro}", replace(setup, micro_tokens=micro)))
-    if longest >= setup.prompt_tokens + _SHORTEST_ANSWERS:
-        found.append((f"--data.segments.max_tokens={longest}", replace(setup, max_tokens=longest)))
-    policy, prefix = setup.policy, "--model.policy.init_args."
-    if not isinstance(policy, CausalLMPolicy):
-        return found
-    if not policy.gradient_checkpointing:
-        found.append((f"{prefix}gradient_checkpointing=true", _switched(setup)))
-    if policy.lora is None:
-        found.append((f"{prefix}lora={{r: 16}}", _with(setup, lora=LoRA())))
-    elif policy.quantization == "none":
-        found += [(f"{prefix}quantization={q}", _with(setup, quantization=q)) for q in ("8bit", "4bit")]
-    if policy.lora is not None and policy.dtype == "float32":
-        found.append((f"{prefix}dtype=bfloat16", _with(setup, dtype="bfloat16")))
-    eight_bit = _eight_bit_adam(setup)
-    return found + ([("--model.optimizer=bitsandbytes.optim.AdamW8bit", eight_bit)] if eight_bit else [])
-
-
-def _eight_bit_adam(setup: Setup) -> Setup | None:
-    """With Adam's moments in 8 bit; None where bitsandbytes is missing."""
-    try:
-        from bitsandbytes.optim import AdamW8bit
-    except ImportError:
-        return None
-    return replace(setup, optimizer=lambda parameters: AdamW8bit(list(parameters)))
+    return changed(setup, gradient_checkpointing=not getattr(setup.policy, "gradient_checkpointing", False))

@@ -19,6 +19,7 @@ PARTS = {
     "time/policy_s": "policy: reading and answering",
     "time/environment_s": "environment",
     "time/collector_s": "collector",
+    "time/values_s": "values of the critic",
     "time/credit_s": "credit",
     "time/report_s": "report",
     "time/store_s": "rollout file",

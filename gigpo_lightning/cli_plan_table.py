@@ -22,11 +22,15 @@ _WIDTH = 100
 
 @dataclass(frozen=True)
 class Room:
-    """The memory that a run has: `size` in bytes, for its tensors; `what` says where the number is from."""
+    """The memory that a process has: `size` in bytes, for its tensors; `what` says where the number is from.
+
+    `whole` is all memory of the device, used or not.
+    """
 
     size: int
     on_gpu: bool
     what: str
+    whole: int = 0
 
     @property
     def device(self) -> str:
@@ -39,14 +43,20 @@ class Room:
             return "does not fit"
         return "is tight" if needed > TIGHT_FRAC * self.size else "fits"
 
+    def verdict_of(self, needs: Needs) -> str:
+        """The same of a run's needs; one whose engine has no room for a conversation does not fit."""
+        return "does not fit" if needs.engine and not needs.engine.conversations else self.verdict(needs.total)
+
 
 def show_memory(setup: Setup, needs: Needs, room: Room, savings: Sequence[tuple[str, int]]) -> None:
     """Print what is needed, whether that is there, and what would help."""
-    table = _table(f"Memory of a run on a {room.device}", "", "bytes", "of what")
+    table = _table(f"Memory of {_whose(setup)} on a {room.device}", "", "bytes", "of what")
     trained = f"{_millions(needs.trained)} of them" if needs.trained < needs.parameters else "all"
     counts = f"{_millions(needs.parameters)} parameters, {trained} trained"
     table.add_row("weights", format_size(needs.weights), counts)
     table.add_row("gradients", format_size(needs.gradients), "of what is trained")
+    if needs.exchange:
+        table.add_row("their exchange", format_size(needs.exchange), "copies that ddp sends to the other processes")
     table.add_row("optimiser state", format_size(needs.optimizer), setup.optimizer_name)
     reference = "frozen copy of the weights" if needs.reference else "none: " + _no_reference(setup)
     table.add_row("reference", format_size(needs.reference), reference)
@@ -58,21 +68,19 @@ def show_memory(setup: Setup, needs: Needs, room: Room, savings: Sequence[tuple[
         other = format_size(needs.update_otherwise.activations)
         table.add_row("", "", f"({other} with{'out' * checkpointed} gradient_checkpointing)")
     table.add_row("log-probs", format_size(needs.update.logprobs), _choices(shape))
-    table.add_row(
-        "update, at its peak", format_size(needs.update.peak), "both, and the reference's log-probs", style="bold"
-    )
+    both = "both, and the reference's log-probs"
+    if needs.gathered_update:
+        table.add_row("gathered", format_size(needs.gathered_update), "embeddings and layers at work, whole")
+        both = "all three, and the reference's log-probs"
+    update = format_size(needs.update.peak + needs.gathered_update)
+    table.add_row("update, at its peak", update, both, style="bold")
     table.add_row("optimiser step", format_size(needs.step), "", style="bold", end_section=True)
-    note = f"{setup.rows} rows of {setup.capacity:,} tokens" + ", kept in the update" * needs.cache_stays
-    table.add_row("keys and values", format_size(needs.cache), note)
-    note = f"{setup.rows} rows, {setup.prompt_tokens:,} new tokens each"
-    table.add_row("reading, sampling", format_size(needs.rollout), note)
-    rollout = format_size(needs.cache + needs.rollout)
-    table.add_row("rollout, at its peak", rollout, "these two", style="bold", end_section=True)
+    _add_rollout(table, setup, needs)
     table.add_row("needed", format_size(needs.total), "the highest peak, with what is held all the time", style="bold")
     table.add_row("there", format_size(room.size), room.what)
     console = _console()
     console.print(table)
-    console.print(f"The run {room.verdict(needs.total)}{_too_large(needs, room)}.", highlight=False)
+    console.print(f"The run {room.verdict_of(needs)}{_too_large(needs, room)}.", highlight=False)
     if savings:
         helps = _table("What would help, each by itself", "option", "less by", "then needed")
         for option, saved in savings:
@@ -80,14 +88,38 @@ def show_memory(setup: Setup, needs: Needs, room: Room, savings: Sequence[tuple[
         console.print(helps)
 
 
-def show_work(works: Mapping[str, Work], why: str, episodes: int) -> None:
-    """Print what an iteration comes to."""
+def _add_rollout(table: Table, setup: Setup, needs: Needs) -> None:
+    """The rows of the table about what says the answers."""
+    if needs.engine is not None:
+        engine, name = needs.engine, type(setup.engine).__name__
+        note = f"its weights {format_size(engine.weights)}, then at most {engine.conversations:,} conversations of "
+        note += f"{setup.capacity:,} tokens; {'held in the update, too' if engine.stays else 'given back afterwards'}"
+        table.add_row(f"rollout: {name}", format_size(engine.share), note, style="bold", end_section=True)
+        return
+    note = f"{setup.rows} rows of {setup.capacity:,} tokens" + ", kept in the update" * needs.cache_stays
+    table.add_row("keys and values", format_size(needs.cache), note)
+    note = f"{setup.rows} rows, {setup.prompt_tokens:,} new tokens each"
+    table.add_row("reading, sampling", format_size(needs.rollout), note)
+    if needs.gathered_rollout:
+        table.add_row("gathered", format_size(needs.gathered_rollout), "all weights, whole")
+    rollout = format_size(needs.cache + needs.rollout + needs.gathered_rollout)
+    what = "these three" if needs.gathered_rollout else "these two"
+    table.add_row("rollout, at its peak", rollout, what, style="bold", end_section=True)
+
+
+def show_work(works: Mapping[str, Work], why: str, episodes: int, processes: int = 1) -> None:
+    """Print what the share of a process in an iteration comes to."""
     console = _console()
     if not works:
         console.print(f"tokens per iteration: not known, and log-probs and prompts assumed: {why}", highlight=False)
         return
     table = _table(
-        f"An iteration of {episodes} episodes, played at random", "stage", "turns", "tokens", "chosen", "rows to"
+        f"An iteration of {episodes} episodes{_each(processes)}, played at random",
+        "stage",
+        "turns",
+        "tokens",
+        "chosen",
+        "rows to",
     )
     for name, work in works.items():
         tokens, chosen = round(work.tokens * episodes), round((work.listed + work.free) * episodes)
@@ -108,7 +140,8 @@ def show_probe(
     """Print how long an iteration took and what that comes to."""
     table = _table("Time of an iteration", "", "seconds", "share")
     for name, words in PARTS.items():
-        table.add_row(words, f"{seconds[name]:.2f}", f"{seconds[name] / seconds['total']:.0%}")
+        if seconds[name] or name != "time/values_s":  # without a critic there is no such part
+            table.add_row(words, f"{seconds[name]:.2f}", f"{seconds[name] / seconds['total']:.0%}")
     table.add_row("all", f"{seconds['total']:.2f}", "", style="bold")
     console = _console()
     console.print(table)
@@ -127,6 +160,9 @@ def show_probe(
 
 def _too_large(needs: Needs, room: Room) -> str:
     """The parts for which there is no room."""
+    if needs.engine is not None and not needs.engine.conversations:
+        least = format_size(needs.engine.weights + needs.engine.row)
+        return f": its engine needs at least {least} for weights and one conversation; raise gpu_memory_utilization"
     if needs.held > room.size:
         return f": what is held all the time needs {format_size(needs.held)}"
     tops = [f"{name} needs {format_size(size)}" for name, size in needs.peaks.items() if size > room.size]
@@ -135,8 +171,20 @@ def _too_large(needs: Needs, room: Room) -> str:
 
 def _choices(shape: MicroShape) -> str:
     """What the tokens of a micro-batch were chosen among."""
-    listed = f"{shape.listed:,} tokens among {shape.allowed / shape.listed:.1f} ids" if shape.listed else ""
-    return " and ".join(filter(None, [listed, f"{shape.free:,} among all" if shape.free else ""]))
+    each = shape.allowed / max(shape.listed, 1)
+    listed = f"{shape.listed:,} sampled tokens, {each:.1f} to choose from on average" if shape.listed else ""
+    return "; ".join(filter(None, [listed, f"{shape.free:,} sampled from the whole vocabulary" if shape.free else ""]))
+
+
+def _whose(setup: Setup) -> str:
+    """The run, or a process of it."""
+    processes = setup.split.processes
+    how = "fsdp2" if setup.split.spread else "ddp"
+    return "a run" if processes == 1 else f"each of {processes} processes ({how})"
+
+
+def _each(processes: int) -> str:
+    return f" for each of {processes} processes" if processes > 1 else ""
 
 
 def _no_reference(setup: Setup) -> str:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import sys
 import warnings
+
+from transformers.utils import logging as transformers_logging
 
 # Beginnings of warnings, as regular expressions, with why they are of no use here.
 WARNINGS = (
@@ -21,31 +24,35 @@ WARNINGS = (
     # TensorBoardViews logs once an iteration, whatever log_every_n_steps is.
     r"The number of training batches \(\d+\) is smaller than the logging interval",
 )
+# What is said of Ctrl-C in our own words (cli_interrupt.py).
+_INTERRUPT = "\nDetected KeyboardInterrupt"
 # Beginnings of log records, by logger: Lightning's paid services; kernels that bitsandbytes would like for 4 bit on a
-# CPU, said at every start, 4 bit or not.
+# CPU, said at every start, 4 bit or not; that a checkpoint is about to be restored, as it is said again once it is.
 RECORDS = {
-    "lightning.pytorch.utilities.rank_zero": "💡 Tip:",
-    "bitsandbytes.backends.cpu.ops": "Failed to load CPU gemm_4bit_forward",
+    "lightning.pytorch.utilities.rank_zero": ("💡 Tip:", "Restoring states from the checkpoint path", _INTERRUPT),
+    "bitsandbytes.backends.cpu.ops": ("Failed to load CPU gemm_4bit_forward",),
 }
 
 
 class Without(logging.Filter):
-    """Drops records that begin with a text."""
+    """Drops records that begin with one of some texts."""
 
-    def __init__(self, beginning: str):
+    def __init__(self, beginnings: tuple[str, ...]):
         super().__init__()
-        self._beginning = beginning
+        self._beginnings = beginnings
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the record is kept."""
-        return not record.getMessage().startswith(self._beginning)
+        return not record.getMessage().startswith(self._beginnings)
 
 
 def quieten() -> None:
-    """Drop these messages from now on, in this process."""
+    """Drop these messages from now on, in this process; and bars of loading that no terminal renews."""
+    if not sys.stderr.isatty():
+        transformers_logging.disable_progress_bar()
     for message in WARNINGS:
         warnings.filterwarnings("ignore", message=message)
-    for name, beginning in RECORDS.items():
+    for name, beginnings in RECORDS.items():
         logger = logging.getLogger(name)
         if not any(isinstance(known, Without) for known in logger.filters):
-            logger.addFilter(Without(beginning))
+            logger.addFilter(Without(beginnings))

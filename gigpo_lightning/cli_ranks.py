@@ -36,6 +36,11 @@ def rank() -> int:
     return int(os.environ.get("LOCAL_RANK", "0")) or int(os.environ.get("NODE_RANK", "0"))
 
 
+def is_one_of_several() -> bool:
+    """Whether torchrun, SLURM or the like has started this process together with others."""
+    return _launcher() is not None
+
+
 def tell(decision: dict[str, Any]) -> None:
     """Make a decision of process 0 known to the others, those that are running and those that Lightning will start."""
     text = os.environ[_VARIABLE] = json.dumps(decision)

@@ -32,6 +32,7 @@ class Credit:
     (what the critic said) and `value_target` (what it should say) likewise, None where the estimator has no critic.
     `step_group_sizes` [step groups] holds the number of turns of each step group, for a histogram. `sums` holds counts
     and sums that add up over parts of an iteration and over processes; `credit_figures` says what follows from them.
+    `library_steps` counts the turns whose step advantage comes from the anchor library; None where it was not asked.
     """
 
     advantage: Tensor
@@ -43,6 +44,7 @@ class Credit:
     sums: dict[str, float]
     value: Tensor | None = None
     value_target: Tensor | None = None
+    library_steps: int | None = None
 
     @property
     def figures(self) -> dict[str, float]:
@@ -127,7 +129,6 @@ def credit_groups(
     # Penalties outside the returns are no part of what the critic learns to expect.
     target = parts.advantage + records.penalties + records.values if estimator in CRITIC_ESTIMATORS else None
     sizes = torch.bincount(records.step_group_ids)
-    sizes = sizes[sizes > 0]
     return Credit(
         advantage=parts.advantage,
         episode_advantage=parts.episode_advantage,
@@ -163,7 +164,7 @@ def _table(groups: Sequence[Group], iteration: int, embed: Embed | None) -> Turn
 
 
 def _checked(detector: Detector, table: TurnTable) -> Tensor:
-    """The detector's step groups; it may be the user's own."""
+    """The detector's step groups, numbered without gaps; the detector may be the user's own."""
     found, group_ids = detector.detect(table), table.group_ids
     name = type(detector).__name__
     if found.shape != group_ids.shape or found.dtype != torch.int64 or int(found.min()) < 0:
@@ -175,7 +176,7 @@ def _checked(detector: Detector, table: TurnTable) -> Tensor:
     owner[found] = group_ids
     if not torch.equal(owner[found], group_ids):
         raise ValueError(f"detector: {name}.detect put turns of two task groups into one step group")
-    return found
+    return found if bool((found.bincount() > 0).all()) else found.unique(return_inverse=True)[1]
 
 
 def _lay_flat(
@@ -214,8 +215,8 @@ def credit_figures(sums: Mapping[str, float]) -> dict[str, float]:
     """What the added-up `Credit.sums` of an iteration come to; every share of nothing is 0.
 
     `density` (states that recur ÷ states; a state is what the detector takes for one, a step group, and recurs with two
-    turns), `coverage` (turns in step groups of at least two ÷ turns),
-    `zero_spread_groups` and `zero_spread_step_groups` (share, among those of at least two members, that teach nothing),
+    turns), `coverage` (turns in step groups of at least two ÷ turns), `zero_spread_groups` and
+    `zero_spread_step_groups` (share, among those of at least two members, that teach nothing),
     `episode_advantage_std` and `step_advantage_std` over the turns.
     """
 

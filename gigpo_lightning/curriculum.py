@@ -17,6 +17,9 @@ import yaml
 from gigpo_lightning.resources import find_file
 from gigpo_lightning.suggest import did_you_mean
 
+TASK_CHOICES = ("uniform", "signal")
+# Keys that a fixed schedule leaves without any effect.
+_EARNED = ("promote", "min_iterations", "demote")
 # A stage's name is part of file names and of the names of figures.
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
 
@@ -42,6 +45,13 @@ class Stage:
         min_iterations: Iterations to spend in the stage at least, ≥ 1.
         rehearsal: Share of the groups, in [0, 1), that play tasks of earlier stages.
         demote: Success rate, in [0, promote), below which the previous stage comes back; null never.
+        iterations: Length of a stage with a fixed schedule, ≥ 1: it is passed after so many iterations whatever the
+            success, in place of `promote`, `min_iterations` and `demote`; null for a stage that must be earned.
+        start_turns: Turn limit at the start of the stage, in [1, max_turns), for a horizon that grows; null: no growth.
+        grow_iterations: Iterations in which the turn limit grows from `start_turns` to `max_turns`, ≥ 1.
+        task_choice: `uniform`, or `signal` for more of the tasks that are won now and then (`rollout.task_choice`).
+        signal_by: The knobs that tell the classes of tasks apart for `signal`; null for each task by itself where there
+            are few, else `type` and `steps`.
 
     Raises:
         StageError: (a ValueError) an option out of its range.
@@ -55,16 +65,21 @@ class Stage:
     min_iterations: int = 3
     rehearsal: float = 0.0
     demote: float | None = None
+    iterations: int | None = None
+    start_turns: int | None = None
+    grow_iterations: int | None = None
+    task_choice: str = "uniform"
+    signal_by: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         allowed = "1 to 100 of the characters a–z, A–Z, 0–9, `-`, `_`, and `.` but not at the start (it names files)"
         _require(isinstance(self.name, str) and bool(_NAME.fullmatch(self.name)), "name", self.name, allowed)
         _check_difficulty(self.difficulty)
         for key in ("max_turns", "window", "min_iterations"):
+            _require(_is_count(getattr(self, key)), key, getattr(self, key), "a whole number ≥ 1")
+        for key in ("iterations", "grow_iterations"):
             value = getattr(self, key)
-            _require(
-                isinstance(value, int) and not isinstance(value, bool) and value >= 1, key, value, "a whole number ≥ 1"
-            )
+            _require(value is None or _is_count(value), key, value, "a whole number ≥ 1, or null")
         _require(_is_number(self.promote) and 0 < self.promote <= 1, "promote", self.promote, "a rate in (0, 1]")
         _require(
             _is_number(self.rehearsal) and 0 <= self.rehearsal < 1, "rehearsal", self.rehearsal, "a share in [0, 1)"
@@ -72,6 +87,43 @@ class Stage:
         if self.demote is not None:
             allowed = f"a rate in [0, {self.promote}), below promote, or null"
             _require(_is_number(self.demote) and 0 <= self.demote < self.promote, "demote", self.demote, allowed)
+        self._check_growth()
+        self._check_choice()
+
+    def _check_growth(self) -> None:
+        """Refuse half a growth, one that shrinks, and one that the stage is too short for."""
+        start, grow = self.start_turns, self.grow_iterations
+        if start is None and grow is None:
+            return
+        if start is None or grow is None:
+            given, missing = ("grow_iterations", "start_turns") if start is None else ("start_turns", "grow_iterations")
+            raise StageError(
+                given, f"`{given}` needs `{missing}`, too: the turn limit grows from `start_turns` to `max_turns`"
+            )
+        allowed = f"a whole number ≥ 1 and below `max_turns` ({self.max_turns}), or null"
+        _require(_is_count(start) and start < self.max_turns, "start_turns", start, allowed)
+        if self.iterations is not None:
+            allowed = f"at most the stage's `iterations` ({self.iterations})"
+            _require(grow <= self.iterations, "grow_iterations", grow, allowed)
+
+    def _check_choice(self) -> None:
+        """Refuse an unknown choice of tasks, and classes that it does not use."""
+        choices = "`uniform` or `signal`"
+        _require(self.task_choice in TASK_CHOICES, "task_choice", self.task_choice, choices)
+        if self.signal_by is None:
+            return
+        knobs = self.signal_by
+        named = isinstance(knobs, (list, tuple)) and bool(knobs) and all(isinstance(knob, str) for knob in knobs)
+        _require(named, "signal_by", knobs, "a list of knobs, e.g. [type, steps], or null")
+        if self.task_choice != "signal":
+            raise StageError("signal_by", "`signal_by` does nothing without `task_choice: signal`")
+
+    def turn_limit(self, iterations: int) -> int:
+        """The turn limit of an episode after so many iterations in the stage: `start_turns`, then in equal steps."""
+        if self.start_turns is None or self.grow_iterations is None:
+            return self.max_turns
+        grown = min(iterations, self.grow_iterations) * (self.max_turns - self.start_turns) // self.grow_iterations
+        return self.start_turns + grown
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,29 +136,37 @@ class Decision:
     demote: bool = False
 
 
-def decide(stage: Stage, history: Sequence[Sequence[int]]) -> Decision:
+def decide(stage: Stage, history: Sequence[Sequence[float]]) -> Decision:
     """Whether `stage` is passed, from what its own episodes did since it began (rehearsal episodes left out).
 
     The average is pooled, Σ won / Σ episodes over the last `window` iterations, so that an iteration with few episodes
     weighs little. With fewer than `window` iterations played it is the average of those there are: the lower bound on
-    patience is `min_iterations`.
+    patience is `min_iterations`, up and down. Nothing is demoted for episodes that a growing horizon still cut short.
 
     Args:
         stage: The current stage.
         history: One `(won, episodes)` per iteration in this stage, oldest first.
     """
-    won = sum(entry[0] for entry in history[-stage.window :])
-    episodes = sum(entry[1] for entry in history[-stage.window :])
-    average = won / episodes if episodes else None
+    average, played = pooled(history[-stage.window :]), len(history)
+    if stage.iterations is not None:
+        due = played >= stage.iterations
+        return Decision(due, average, f"{played} of {stage.iterations} iterations, a fixed schedule")
     if average is None:
         return Decision(False, None, "no episode of this stage yet")
-    if len(history) < stage.min_iterations:
-        return Decision(False, average, f"{len(history)} of at least {stage.min_iterations} iterations")
+    if played < stage.min_iterations:
+        return Decision(False, average, f"{played} of at least {stage.min_iterations} iterations")
     if average >= stage.promote:
         return Decision(True, average, f"success {average:.3f} ≥ {stage.promote:g}")
-    if stage.demote is not None and average < stage.demote:
+    growing = stage.grow_iterations is not None and played - stage.window < stage.grow_iterations
+    if stage.demote is not None and average < stage.demote and not growing:
         return Decision(False, average, f"success {average:.3f} < {stage.demote:g}", demote=True)
     return Decision(False, average, f"success {average:.3f} < {stage.promote:g}")
+
+
+def pooled(history: Sequence[Sequence[float]]) -> float | None:
+    """Σ won / Σ episodes of some iterations; None without an episode."""
+    episodes = sum(entry[1] for entry in history)
+    return sum(entry[0] for entry in history) / episodes if episodes else None
 
 
 def load_stages(path_or_name: str | Path) -> tuple[Stage, ...]:
@@ -183,6 +243,13 @@ def _check_keys(entry: Any, node: yaml.Node) -> None:
         raise StageError(twice, f"`{twice}` is given twice")
     if "name" not in entry:
         raise StageError("", "`name` is missing")
+    useless = [key for key in _EARNED if key in entry] if entry.get("iterations") is not None else []
+    if useless:
+        raise StageError(
+            "iterations",
+            f"`iterations` and `{useless[0]}` are both given: with `iterations` the stage is passed after so many, "
+            "whatever the success; leave one of them out",
+        )
 
 
 def _check_place(stages: Sequence[Stage]) -> None:
@@ -203,6 +270,10 @@ def _check_difficulty(difficulty: Any) -> None:
         values = value if isinstance(value, (list, tuple)) else [value]
         scalars = bool(values) and all(isinstance(item, (str, bool, int, float)) for item in values)
         _require(isinstance(knob, str) and scalars, "difficulty", {knob: value}, "a value or a list of values per knob")
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def _is_number(value: Any) -> bool:

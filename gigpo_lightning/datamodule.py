@@ -27,8 +27,9 @@ from gigpo_lightning.rollout.collector import EpisodeJob
 from gigpo_lightning.rollout.context import SegmentRule
 from gigpo_lightning.rollout.crediting import Crediting
 from gigpo_lightning.rollout.evaluation import EvaluationBatch, EvaluationRule, Place, plan
-from gigpo_lightning.rollout.iteration import Controls, IterationSpec, minibatches_of, rollout_path, run_iteration
+from gigpo_lightning.rollout.iteration import Controls, IterationSpec, rollout_path, run_iteration
 from gigpo_lightning.rollout.loaders import Evaluations, Iterations
+from gigpo_lightning.rollout.minibatches import minibatches_of
 from gigpo_lightning.rollout.options import check_counts, check_processes, check_replay, check_sampling
 from gigpo_lightning.rollout.player import Player, PlayRule
 from gigpo_lightning.rollout.preflight import check_first_prompt, check_places, claim_folder
@@ -107,16 +108,17 @@ class RolloutDataModule(pl.LightningDataModule):
         seed: int = 0,
     ):
         super().__init__()
-        check_counts(1, groups=groups, passes=passes, minibatches=minibatches, max_turns=max_turns, rows=rows)
-        check_counts(1, max_tokens_per_batch=max_tokens_per_batch, max_action_tokens=max_action_tokens)
-        check_counts(1, keep_rollouts=keep_rollouts)
+        check_counts(1, groups=groups, passes=passes, minibatches=minibatches, rows=rows, keep_rollouts=keep_rollouts)
+        check_counts(
+            1, max_tokens_per_batch=max_tokens_per_batch, max_action_tokens=max_action_tokens, max_turns=max_turns
+        )
         check_counts(0, max_env_errors=max_env_errors, env_workers=env_workers, transcripts=transcripts, seed=seed)
         check_sampling(members, lam, credit, temperature, entropy_coef, env_deadline_s)
         self.tasks, self.transcripts = tasks, transcripts
         self.groups, self.members, self.passes, self.minibatches = groups, members, passes, minibatches
         self.max_tokens_per_batch, self.skip_zero_advantage = max_tokens_per_batch, skip_zero_advantage
         check_replay(replay, credit)
-        self.crediting, self.replay = Crediting(credit, self._acting, max_tokens_per_batch), ReplayCache(replay)
+        self.crediting, self.replay = Crediting(credit, max_tokens_per_batch), ReplayCache(replay)
         self.segment_rule, self.evaluation, self.max_turns = segments, evaluation, max_turns
         self.rows, self.constrain, self.max_action_tokens = rows, constrain, max_action_tokens
         self.rollout_dir, self.keep_rollouts, self.seed = rollout_dir, keep_rollouts, seed
@@ -196,17 +198,19 @@ class RolloutDataModule(pl.LightningDataModule):
         rank, world, iteration = self.trainer.global_rank, self.trainer.world_size, self.iteration
         self.iteration += 1
         folder = Path(self.rollout_dir or Path(self.trainer.log_dir or self.trainer.default_root_dir) / "rollouts")
-        store, self.report = run_iteration(
-            IterationSpec(iteration, self.groups, self.members, self.seed, rank, world, self.transcripts),
-            self.controls,
-            self.stage,
-            self.stage_tasks,
-            self.play,
-            lambda: self.player.stats,
-            self.crediting,
-            self.replay,
-            rollout_path(folder, iteration, rank, self.keep_rollouts),
-        )
+        with self._acting() as policy:  # to the end: credit may ask it, too
+            store, self.report = run_iteration(
+                IterationSpec(iteration, self.groups, self.members, self.seed, rank, world, self.transcripts),
+                self.controls,
+                self.stage,
+                self.stage_tasks,
+                partial(self.player.play, policy),
+                lambda: self.player.stats,
+                self.crediting.of_iteration(policy, self.controls.lam, self.controls.library, iteration),
+                self.replay,
+                rollout_path(folder, iteration, rank, self.keep_rollouts),
+            )
+        self.crediting.end_iteration(self.report.metrics, self.controls.lam, world)
         yield from minibatches_of(
             store,
             passes=self.passes,
@@ -249,9 +253,8 @@ class RolloutDataModule(pl.LightningDataModule):
         return DataLoader(Evaluations(batches), batch_size=None)
 
     def _validated(self) -> list[Place]:
-        """Unseen tasks of the first stage, to see the whole run on one scale, and of the present one."""
-        stages = {stage.name: stage for stage in (*self.controls.stages[:1], self.stage)}
-        return [(stage, "unseen") for stage in stages.values()]
+        """Unseen tasks of the first stage, to see the whole run on one scale, and of the present one; or as named."""
+        return [(stage, "unseen") for stage in self.evaluation.fit_stages(self.controls.stages, self.stage)]
 
     def _tested(self) -> list[Place]:
         stages = self.evaluation.test_stages(self.controls.stages) or (self.stage,)
@@ -272,6 +275,7 @@ class RolloutDataModule(pl.LightningDataModule):
         """
         assert self.trainer is not None
         check_processes(self.groups, self.trainer.world_size)
+        self.crediting.rule.check_library(self.controls.library)
         splits = ("train", "unseen") if self.trainer.enable_validation else ("train",)
         self._check_plan([(stage, split) for stage in self.controls.stages or (self.stage,) for split in splits])
         self._check_plan(self._tested())

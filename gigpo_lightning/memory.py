@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -18,6 +19,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
+
+if sys.platform != "win32":
+    import resource
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 _UNITS = {"": 1, "kib": KIB, "mib": MIB, "gib": GIB, "kb": 10**3, "mb": 10**6, "gb": 10**9}
@@ -132,9 +136,29 @@ def free_memory(device: torch.device) -> int:
     return max(min(free), 0)
 
 
-def _meminfo(name: str) -> int | None:
+def peak_memory(device: torch.device) -> int:
+    """The most bytes that this process has held so far: of a GPU's tensors, or of main memory; 0 where it is not known.
+
+    getrusage would do where /proc is missing only: it counts what the parent process held when it started this one.
+    """
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    held = _meminfo("VmHWM", "/proc/self/status")
+    if held is None and sys.platform != "win32":
+        held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else KIB)
+    return held or 0
+
+
+def whole_memory(device: torch.device) -> int:
+    """All memory of a device, used or not; on the CPU the machine's."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[1])
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _meminfo(name: str, file: str = "/proc/meminfo") -> int | None:
     with suppress(OSError):
-        for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
+        for line in Path(file).read_text(encoding="utf-8").splitlines():
             if line.startswith(f"{name}:"):
                 return int(line.split()[1]) * KIB
     return None

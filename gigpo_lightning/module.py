@@ -28,7 +28,8 @@ from gigpo_lightning.policy.base import BasePolicy
 from gigpo_lightning.policy.critic import CriticRule
 from gigpo_lightning.policy.default_type import float32_by_default
 from gigpo_lightning.policy.finite import not_finite
-from gigpo_lightning.resumption import check_identity, settle_weights
+from gigpo_lightning.policy.identity import check_same_policy, identity_of
+from gigpo_lightning.resumption import settle_weights
 from gigpo_lightning.rollout.collector import EpisodeJob
 from gigpo_lightning.rollout.evaluation import EvaluationBatch, outcomes, summarise
 from gigpo_lightning.rollout.options import check_critic, check_loss, check_updates
@@ -255,12 +256,12 @@ class GiGPOModule(pl.LightningModule):
     # -- checkpoint ----------------------------------------------------------------------------------------------------
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["policy_identity"] = self.policy.identity()
+        checkpoint["policy_identity"] = identity_of(self.policy)
         checkpoint["bad_updates"] = self._bad_updates
         checkpoint["optimizer"] = described(self.trainer.optimizers[0]) if self.trainer.optimizers else None
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        check_identity(checkpoint.get("policy_identity"), self.policy.identity())
+        check_same_policy(checkpoint.get("policy_identity"), self.policy)
         self._bad_updates = int(checkpoint.get("bad_updates", 0))
         self._saved_optimizer = checkpoint.get("optimizer")
         weights = checkpoint.get("state_dict", {})  # none where a strategy has loaded them itself

@@ -42,6 +42,25 @@ _PRECISIONS = (
 )
 
 
+def precision_refused(precision: Any) -> ValueError:
+    """What is said of a precision that a run cannot have."""
+    return ValueError(
+        f"trainer.precision={precision}: choose 32-true, bf16-mixed or bf16-true; float16 would need its losses "
+        "scaled, which manual optimisation does not do"
+    )
+
+
+def strategy_refused(strategy: str) -> ValueError:
+    """What is said of a strategy that a run cannot have."""
+    why = "cannot train this module, whose optimisation is manual and which calls parts of the model"
+    if "deepspeed" in strategy.lower():
+        why = "is not supported, as DeepSpeed clips gradients, rounds and writes checkpoints in its own ways"
+    return ValueError(
+        f"trainer.strategy={strategy}: {why}; choose fsdp2 to spread weights, gradients and optimiser over processes, "
+        "ddp, or auto on one device"
+    )
+
+
 def check_strategy(strategy: Strategy) -> None:
     """Refuse a strategy that would train wrongly or not at all.
 
@@ -50,10 +69,7 @@ def check_strategy(strategy: Strategy) -> None:
     """
     # Not isinstance: DeepSpeed's strategy is a subclass of DDP's, but has gradients of its own.
     if type(strategy) not in _TRAINING:
-        raise ValueError(
-            f"trainer.strategy: {type(strategy).__name__} cannot train this module, whose optimisation is manual and "
-            "which calls parts of the model; choose ddp or fsdp2, or auto on one device"
-        )
+        raise strategy_refused(type(strategy).__name__)
 
 
 def settle_precision(strategy: Strategy) -> None:
@@ -64,10 +80,7 @@ def settle_precision(strategy: Strategy) -> None:
     """
     plugin = strategy.precision_plugin
     if (type(plugin), plugin.precision) not in _PRECISIONS:
-        raise ValueError(
-            f"trainer.precision={plugin.precision}: choose 32-true, bf16-mixed or bf16-true; float16 would need its "
-            "losses scaled, which manual optimisation does not do"
-        )
+        raise precision_refused(plugin.precision)
     if type(plugin) is HalfPrecision:
         rank_zero_warn(
             "trainer.precision=bf16-true: all weights are bfloat16, adapters too: steps below 1/256 of a weight are "

@@ -13,7 +13,7 @@ def shipped_dir(kind: str) -> Path:
     """The folder of the shipped files of a kind.
 
     Args:
-        kind: `configs` or `curricula`.
+        kind: `configs`, `configs/ablations` or `curricula`.
 
     Raises:
         FileNotFoundError: The installation lacks the folder.
@@ -31,9 +31,13 @@ def shipped_dir(kind: str) -> Path:
 
 
 def shipped_files(kind: str) -> list[str]:
-    """The names of the shipped files of a kind, relative to their folder and sorted, e.g. `policy/scratch.yaml`."""
+    """The names of the shipped files of a kind, relative to their folder and sorted, e.g. `policy/scratch.yaml`.
+
+    The variants in `configs/ablations` are a kind of their own: `fit` cannot read them.
+    """
     folder = shipped_dir(kind)
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.yaml"))
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.yaml"))
+    return [name for name in names if not name.startswith("ablations/")]
 
 
 def find_file(kind: str, name: str) -> Path:

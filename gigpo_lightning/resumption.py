@@ -5,34 +5,11 @@ Knows the names of a checkpoint's entries, not how a strategy reads them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from gigpo_lightning.policy.finite import not_finite
 
 _REFERENCE, _CRITIC = "reference.", "policy.critic."
-
-
-def check_identity(saved: Mapping[str, Any] | None, own: Mapping[str, Any]) -> None:
-    """Refuse the checkpoint of another policy.
-
-    Args:
-        saved: `policy_identity` of the checkpoint; None where it has none.
-        own: The policy's own identity.
-
-    Raises:
-        ValueError: It differs; the message says in what.
-    """
-    if saved is None:
-        raise ValueError("the checkpoint is not one of gigpo_lightning: it names no policy")
-    different = [
-        f"{k}: {saved.get(k)!r} there, {own.get(k)!r} here" for k in {**own, **saved} if saved.get(k) != own.get(k)
-    ]
-    if different:
-        raise ValueError(
-            f"the checkpoint is of another policy: {'; '.join(different)}; give the options of its run, or leave "
-            "ckpt_path out"
-        )
 
 
 def settle_weights(

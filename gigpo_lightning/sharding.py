@@ -24,8 +24,10 @@ from gigpo_lightning.policy.base import BasePolicy
 
 # Everything that runs the model or reads its output layer goes through these.
 _METHODS = ("chosen_logprobs", "values", "logprobs_and_values", "feed")
-# Attribute of a policy whose weights are gathered now.
-_GATHERED = "gathered_weights"
+NOT_SPREAD = (
+    "policy.quantization: quantized weights ({weights}) cannot be spread over processes; choose the strategy ddp, or "
+    "quantization none"
+)
 
 
 def shard(policy: BasePolicy, mesh: DeviceMesh) -> None:
@@ -40,15 +42,10 @@ def shard(policy: BasePolicy, mesh: DeviceMesh) -> None:
         return
     whole = next((name for name, p in policy.named_parameters() if not p.is_floating_point()), None)
     if whole is not None:
-        raise ValueError(
-            f"policy.quantization: quantized weights ({whole}) cannot be spread over processes; choose the strategy "
-            "ddp, or quantization none"
-        )
+        raise ValueError(NOT_SPREAD.format(weights=whole))
     for layer in policy.model.get_decoder().layers:
         fully_shard(layer, mesh=mesh)
-    if (
-        policy.critic is not None
-    ):  # in float32, whatever the others are: weights that are gathered together share a type
+    if policy.critic is not None:  # in float32, whatever the others are: what is gathered together shares a type
         fully_shard(policy.critic, mesh=mesh)
     fully_shard(policy, mesh=mesh)
     for method in _METHODS:
@@ -57,15 +54,8 @@ def shard(policy: BasePolicy, mesh: DeviceMesh) -> None:
 
 @contextmanager
 def gathered(policy: BasePolicy) -> Iterator[None]:
-    """All weights on every process: each may call the policy as often as it likes. All processes must enter.
-
-    May be entered again while it holds.
-    """
+    """All weights on every process: each may call the policy as often as it likes. All processes must enter."""
     parts = [module for module in policy.modules() if isinstance(module, FSDPModule)]
-    if not parts or getattr(policy, _GATHERED, False):  # whoever gathered them before gives them back
-        yield
-        return
-    setattr(policy, _GATHERED, True)
     with torch.inference_mode(False):  # weights that are gathered here are trained later
         for part in parts:
             part.set_reshard_after_forward(False, recurse=False)
@@ -73,7 +63,6 @@ def gathered(policy: BasePolicy) -> Iterator[None]:
     try:
         yield
     finally:
-        setattr(policy, _GATHERED, False)
         for part in parts:
             part.set_reshard_after_forward(part is not policy, recurse=False)
             part.reshard()

@@ -6,7 +6,7 @@ Lightning: how a tensor is reduced over processes comes in as a function.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -156,17 +156,22 @@ def accumulate(
         processes: Those that share the minibatch.
         backward: Of a part's loss, and whether it is the last part, with which gradients are averaged.
     """
-    # Micro-batches are made twice, so that one at a time is in memory: denominators are known before the first is used.
-    own = [_counts(rule, micro) for micro in batch.micro_batches if not micro.is_empty]
-    count = int(processes.over_all(len(own), "max"))
-    denominator = max(processes.over_all(sum(tokens for tokens, _ in own), "mean"), 1e-9)
+    # Read twice, so that only one at a time is in memory: the denominators must be known before the first is used.
+    own_parts, counted, valued = 0, 0.0, 0
+    for micro in batch.micro_batches:
+        own_parts += not micro.is_empty
+        counted += rule.weights(micro).denominator if len(micro.chosen) else 0.0
+        valued += 0 if micro.values is None else len(micro.values.states)
+    count = int(processes.over_all(own_parts, "max"))
+    denominator = max(processes.over_all(counted, "mean"), 1e-9)
     if rule.constant_tokens is not None:
         denominator = rule.constant_tokens / processes.count
     turns = 1.0
     if rule.critic is not None:
-        turns = max(processes.over_all(sum(turns for _, turns in own), "mean"), 1e-9)
+        turns = max(processes.over_all(valued, "mean"), 1e-9)
+    parts = _filled(rule, batch.micro_batches, count, processes.device)
     figures = LossFigures()
-    for number, (micro, weights, tokens) in enumerate(_filled(rule, batch, count, processes.device), start=1):
+    for number, (micro, weights, tokens) in enumerate(parts, start=1):
         loss, metrics = rule.part(
             policy,
             reference,
@@ -182,21 +187,13 @@ def accumulate(
     return figures.over_processes(processes.reduce)
 
 
-def _counts(rule: LossRule, micro: MicroBatch) -> tuple[float, int]:
-    """What a micro-batch adds to the denominators: of its tokens, and of the turns that a critic learns from."""
-    tokens = rule.weights(micro).denominator if len(micro.chosen) else 0.0
-    return tokens, 0 if micro.values is None else len(micro.values.states)
-
-
 def _filled(
-    rule: LossRule, batch: Minibatch, count: int, device: torch.device
+    rule: LossRule, micro_batches: Iterable[MicroBatch], count: int, device: torch.device
 ) -> Iterator[tuple[MicroBatch, Tensor, int]]:
-    """The micro-batches that are not empty, then padding, `count` in all.
-
-    Each with the weights of its chosen tokens, [N], and their number.
-    """
+    """The micro-batches that hold something, then padding, `count` in all, each with the weights [N] of its chosen
+    tokens, and their number."""
     number = 0
-    for micro in batch.micro_batches:
+    for micro in micro_batches:
         if not micro.is_empty:
             yield micro, rule.weights(micro).weights, len(micro.chosen)
             number += 1

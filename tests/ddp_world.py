@@ -23,7 +23,10 @@ from gigpo_lightning.batch import Minibatch, cut_by_tokens
 from gigpo_lightning.callbacks.checkpoint import IterationCheckpoint
 from gigpo_lightning.callbacks.lambda_decay import LambdaDecay
 from gigpo_lightning.datamodule import RolloutDataModule
+from gigpo_lightning.detectors import EmbeddingDetector
 from gigpo_lightning.module import GiGPOModule
+from gigpo_lightning.policy.critic import CriticRule
+from gigpo_lightning.rollout.collection import CreditRule
 from gigpo_lightning.rollout.store import RolloutStore
 from gigpo_lightning.sharding import FullyShardedStrategy, whole
 from tests.toy_run import fit, make_data, make_policy, make_trainer
@@ -95,12 +98,14 @@ class Witness(pl.Callback):
 
 
 class Given(RolloutDataModule):
-    """One minibatch that was made before, instead of rollouts."""
+    """One minibatch that was made before, instead of rollouts. A critic says something from the start."""
 
     minibatch: Minibatch
 
     def collect(self) -> Iterator[Minibatch]:
         self.iteration += 1
+        if self.policy.critic is not None:
+            torch.nn.init.constant_(self.policy.critic.head.weight, 0.1)
         yield self.minibatch
 
 
@@ -126,7 +131,7 @@ class Figures(GiGPOModule):
 
 
 def gradient(rows: list[int], max_tokens: int, strategy: Any, **model: Any) -> dict[str, Any]:
-    """Gradient and figures of one update on these rows of `played.arrow`, which another policy played."""
+    """Gradient and figures of one update on these rows of `played.arrow`, which another policy played for a critic."""
     store = RolloutStore(Path("played.arrow"))
     cuts = cut_by_tokens([int(store.token_counts[row]) for row in rows], max_tokens)
     micro = tuple(store.micro_batch([rows[i] for i in cut]) for cut in cuts)
@@ -137,7 +142,8 @@ def gradient(rows: list[int], max_tokens: int, strategy: Any, **model: Any) -> d
     data = make_data()
     module.reference.prepare(data.tasks)
     module.reference.requires_grad_(False)
-    given = Given(data.tasks, groups=2, members=2, passes=1, minibatches=1, entropy_coef=0.1)
+    credit = CreditRule(estimator="ppo" if model.get("critic") else "gigpo")
+    given = Given(data.tasks, groups=2, members=2, passes=1, minibatches=1, entropy_coef=0.1, credit=credit)
     given.minibatch = Minibatch(micro, 1.3)
     devices = {"devices": 1 if strategy == "auto" else 2, "strategy": strategy}
     make_trainer(Path("root"), logger=False, **devices).fit(module, datamodule=given)
@@ -153,15 +159,22 @@ def gradients(cases: dict[str, tuple[list[list[int]], dict[str, Any]]], *strateg
             torch.save(gradient(shares[rank], 60, strategy, **model), f"{kind}-{name}-{rank}.pt")
 
 
+SHARDED: Any = (
+    {"aggregation": "turn", "kl_coef": 0.1, "critic": CriticRule(lr=0.02)},
+    # One process has more groups than the other, and asks for more values and embeddings.
+    {"credit": CreditRule(estimator="ppo", detector=EmbeddingDetector(0.9)), "groups": 5},
+)
+
+
 def sharded_runs() -> None:
     """Three iterations with spread weights, whole and resumed after two; the same on DDP. Folders name the runs."""
-    model = {"aggregation": "turn", "kl_coef": 0.1}
+    model, data = SHARDED
     for name, epochs in (("whole", 3), ("cut", 2), ("cut", 3), ("ddp", 3)):
         last = Path(name) / "checkpoints/last.ckpt"
         strategy: Any = "ddp" if name == "ddp" else FullyShardedStrategy()
         path = str(last) if last.exists() else None
         # λ of the first resumed iteration is right only where the checkpoint is read before the fit begins.
         callbacks = [LambdaDecay("linear", start=1.0, end=0.0, span=3), IterationCheckpoint()]
-        _, module, _ = fit(Path(name), epochs, callbacks, None, model, path, devices=2, strategy=strategy)
+        _, module, _ = fit(Path(name), epochs, callbacks, data, model, path, devices=2, strategy=strategy)
         spread = {isinstance(parameter, DTensor) for parameter in module.policy.parameters()}
         assert spread == {name != "ddp"}

@@ -98,6 +98,24 @@ def test_options(args: list[str], parts: list[str], own_folder: Path, capsys: py
         ("data:\n  grups: 4", ["data.grups", "did you mean data.groups?", "bad.yaml:2"]),
         ("seed_everything: 0\ndata:\n  lam: much", ["data.lam", "much", "bad.yaml:3"]),
         ("data: {credit: {gama: 0.9}}", ["data.credit.gama", "did you mean data.credit.gamma?"]),
+        ("data: {credit: {detector: exakt}}", ["data.credit.detector", "'exakt'", "did you mean exact?"]),
+        ("data: {credit: {detector: {class_path: ExaktDetector}}}", ["detector", "did you mean ExactDetector?"]),
+        (
+            "data: {credit: {detector: {class_path: SimilarityDetector, init_args: {threshold: 1.5}}}}",
+            ["SimilarityDetector.threshold=1.5", "[0, 1]"],
+        ),
+        (
+            "data: {credit: {detector: {class_path: ExactDetector, init_args: {target_density: [0.1, 0.2]}}}}",
+            ["ExactDetector.target_density=[0.1, 0.2]", "no threshold to steer"],
+        ),
+        (
+            "data: {credit: {detector: {class_path: ManualDetector, init_args: {patterns: [{action: '('}]}}}}",
+            ["ManualDetector.patterns[0].action='('", "not a regular expression"],
+        ),
+        (
+            "data: {credit: {detector: {class_path: HybridDetector, init_args: {exclude: [{predicate: 'os:no'}]}}}}",
+            ["HybridDetector.exclude[0].predicate='os:no'", "os has no no"],
+        ),
         ("trainer: {callbacks: [{class_path: LambdaDecai}]}", ["LambdaDecai", "did you mean LambdaDecay?"]),
         (
             "trainer: {callbacks: [{class_path: LambdaDecay, init_args: {start: 1.5}}]}",

@@ -17,8 +17,8 @@ import pytest
 import yaml
 from torch.utils.tensorboard import SummaryWriter
 
-from benchmarks import anchor_levels, learning_curves, learning_views, machine, trl_step, vocabulary_logprobs
-from gigpo_lightning import __main__
+from benchmarks import anchor_levels, learning_curves, learning_views, trl_step, vocabulary_logprobs
+from gigpo_lightning import __main__, machine
 from gigpo_lightning.curriculum import load_stages
 
 STARTED = 1_000_000.0  # seconds since the epoch

@@ -416,3 +416,12 @@ def test_export_refuses_what_does_not_fit(
     config.unlink()
     assert "name it with --config" in refused("--ckpt_path", str(finished), *target)
     assert not (tmp_path / "new").exists()
+
+
+def test_a_rank_beyond_every_layer_is_refused(tmp_path: Path) -> None:
+    source = save_tiny(tmp_path)  # hidden 64; keys and values 2 heads of 16; feed-forward 128
+    made(source, lora=LoRA(r=64))
+    with pytest.raises(ValueError, match=r"policy\.lora\.r=65: the targets' layers have at most rank 64"):
+        made(source, lora=LoRA(r=65))
+    with pytest.raises(ValueError, match="at most rank 32"):
+        made(source, lora=LoRA(r=33, targets=["k_proj"]))

@@ -66,7 +66,7 @@ def test_null_is_a_value_where_it_is_offered() -> None:
     [
         ({"precision": "16-mixed"}, r"trainer\.precision=16-mixed: choose 32-true, bf16-mixed"),
         ({"precision": 16}, r"trainer\.precision=16: "),
-        ({"strategy": "deepspeed_stage_2"}, r"trainer\.strategy=deepspeed_stage_2: .* choose fsdp2"),
+        ({"strategy": "deepspeed_stage_2"}, r"trainer\.strategy=deepspeed_stage_2: is not supported, .* choose fsdp2"),
         ({"strategy": "fsdp"}, r"trainer\.strategy=fsdp: .* choose fsdp2"),
     ],
 )

@@ -31,6 +31,18 @@ def test_the_named_warnings_are_dropped_and_all_others_shown() -> None:
     assert [str(warning.message) for warning in shown] == list(OF_USE)
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_bars_of_loading_are_for_terminals(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.utils import logging as transformers_logging
+
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
+    transformers_logging.enable_progress_bar()
+    with warnings.catch_warnings():
+        quieten()
+    assert transformers_logging.is_progress_bar_enabled() == terminal
+    transformers_logging.enable_progress_bar()
+
+
 def test_kernels_that_nobody_asked_for_are_not_missed(caplog: pytest.LogCaptureFixture) -> None:
     logger = logging.getLogger("bitsandbytes.backends.cpu.ops")
     with warnings.catch_warnings(), caplog.at_level(logging.INFO, logger=logger.name):
@@ -47,6 +59,7 @@ def test_advertisements_are_dropped_and_other_information_shown(caplog: pytest.L
         quieten()
         quieten()
         logger.info("💡 Tip: For seamless cloud logging and experiment tracking, try installing [litlogger]")
+        logger.info("Restoring states from the checkpoint path at x.ckpt")  # said again once they are restored
         logger.info("GPU available: %s", False)
     added = [known for known in logger.filters if known not in before]
     assert caplog.messages == ["GPU available: False"]

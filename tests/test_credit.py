@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from gigpo_lightning.credit import credit_groups
+from gigpo_lightning.credit import Values, credit_groups
 from gigpo_lightning.detectors import Detector, ExactDetector, TurnTable
 from gigpo_lightning.functional.advantages import gigpo
 from gigpo_lightning.trajectory import EndReason, Episode, Group, Turn
@@ -207,3 +207,62 @@ def timed(groups: list[Group]) -> float:
 def test_refused(groups: list[Group], options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         credit_groups(groups, **{"lam": 0.5, **options})
+
+
+# -- a critic ----------------------------------------------------------------------------------------------------------
+
+
+def ended(end: EndReason) -> Group:
+    """One episode of two turns, rewards 0 and 1, the first action invalid."""
+    return make_group("x", [[("s", 0.0, False), ("a", 1.0, True)]], end)
+
+
+# V of the two states, and of the one that the episode was left in.
+VALUES = Values(torch.tensor([0.5, 0.8], dtype=torch.float64), torch.tensor([0.4], dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("end", "last"),
+    [
+        (EndReason.TERMINATED, 0.2),  # δ_1 = 1 − 0.8: the task ended, whatever the critic says of what comes then
+        (EndReason.TRUNCATED, 0.4),  # δ_1 = 1 + 0.5 · 0.4 − 0.8
+        (EndReason.CONTEXT_LIMIT, 0.4),
+    ],
+)
+def test_the_critics_estimators_at_each_end(end: EndReason, last: float) -> None:
+    """δ_0 = 0 + 0.5 · 0.8 − 0.5 = −0.1, to which GAE adds γλ δ_1 = 0.25 δ_1, two steps γ δ_1, one step nothing."""
+    for name, options, share in (("ppo", {"gae_lambda": 0.5}, 0.25), ("a2c", {}, 0.5), ("a2c", {"n_steps": 1}, 0.0)):
+        found = credit_groups([ended(end)], estimator=name, lam=1.0, gamma=0.5, values=VALUES, **options)  # type: ignore[arg-type]
+        advantage = [-0.1 + share * last, last]
+        # The penalty is the turn's own and no part of what the critic learns.
+        assert found.advantage.tolist() == pytest.approx([advantage[0] - 0.1, advantage[1]])
+        assert found.value_target is not None
+        assert found.value_target.tolist() == pytest.approx([advantage[0] + 0.5, advantage[1] + 0.8])
+        assert found.value is not None
+        assert found.value.tolist() == [0.5, 0.8]
+
+
+def test_a_penalty_in_the_returns_is_one_that_the_critic_learns() -> None:
+    found = credit_groups(
+        [ended(EndReason.TERMINATED)], estimator="ppo", lam=1.0, gamma=0.5, values=VALUES, penalty_in_returns=True
+    )
+    first = -0.1 - 0.1 + 0.5 * 0.95 * 0.2
+    assert found.advantage.tolist() == pytest.approx([first, 0.2])
+    assert found.value_target is not None
+    assert found.value_target.tolist() == pytest.approx([first + 0.5, 1.0])
+
+
+def test_a_critics_estimator_without_values_and_a_failed_episode_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"estimator: ppo needs the values of a critic; set model\.critic"):
+        credit_groups([X], estimator="ppo", lam=1.0)
+    with pytest.raises(ValueError, match="ended in an environment error"):
+        credit_groups([ended(EndReason.ERROR)], estimator="ppo", lam=1.0, values=VALUES)
+    assert credit_groups([X], lam=1.0).value is None
+
+
+def test_rloo_is_the_return_less_that_of_the_others_and_the_own_penalty() -> None:
+    """Returns 4 and 0 in x, 0 and 0 in y; the last turn of x was invalid."""
+    found = credit_groups([X, Y], estimator="rloo", lam=0.5)
+    assert found.advantage.tolist() == pytest.approx([4, 4, -4, -4.1, 0, 0, 0])
+    without = [credit_groups([X, Y], estimator=n, lam=1.0, norm="none", invalid_penalty=0.0) for n in ("rloo", "grpo")]
+    torch.testing.assert_close(without[0].advantage, 2 / 1 * without[1].advantage)  # N / (N − 1)

@@ -91,6 +91,28 @@ def test_unknown_name_lists_and_suggests() -> None:
             2,
             r"`name` is 'a/b', but must be 1 to 100 .*a–z, A–Z, 0–9, `-`, `_`, and `\.",
         ),
+        ("promote: 0.8", "iterations: 0", 5, "`iterations` is 0, but must be a whole number ≥ 1, or null"),
+        ("max_turns: 15", "iterations: 5", 4, "`iterations` and `promote` are both given"),
+        ("promote: 0.9\n    window: 2", "iterations: 5", 7, "`iterations` and `min_iterations` are both given"),
+        ("max_turns: 15", "start_turns: 3", 4, "`start_turns` needs `grow_iterations`, too"),
+        ("max_turns: 15", "grow_iterations: 3", 4, "`grow_iterations` needs `start_turns`, too"),
+        (
+            "max_turns: 15",
+            "max_turns: 15\n    grow_iterations: 2\n    start_turns: 15",
+            6,
+            r"`start_turns` is 15, but must be a whole number ≥ 1 and below `max_turns` \(15\)",
+        ),
+        (
+            "promote: 0.8",
+            "iterations: 3\n    start_turns: 5\n    grow_iterations: 4",
+            7,
+            r"`grow_iterations` is 4, but must be at most the stage's `iterations` \(3\)",
+        ),
+        ("max_turns: 15", "grow_iterations: 1.5", 4, "`grow_iterations` is 1.5, but must be a whole number"),
+        ("max_turns: 15", "task_choice: best", 4, "`task_choice` is 'best', but must be `uniform` or `signal`"),
+        ("max_turns: 15", "signal_by: [type]", 4, "`signal_by` does nothing without `task_choice: signal`"),
+        ("max_turns: 15", "signal_by: type\n    task_choice: signal", 4, "`signal_by` is 'type', but must be a list"),
+        ("max_turns: 15", "signal_by: []\n    task_choice: signal", 4, r"`signal_by` is \[\], but must be a list"),
         ("- name: small", "- name: ../../../evil", 2, "`name` is '../../../evil'"),
         ("- name: small", "- name: .hidden", 2, "`name` is '.hidden'"),
         ("- name: small", "- name: two words", 2, "`name` is 'two words'"),
@@ -159,6 +181,26 @@ def test_decision(history: list[tuple[int, int]], promote: bool, demote: bool, a
 
 def test_without_demote_a_stage_is_never_left_downwards() -> None:
     assert not decide(Stage("s", min_iterations=1), [(0, 10)] * 9).demote
+
+
+def test_a_fixed_schedule_asks_for_iterations_only() -> None:
+    stage = Stage("s", iterations=3)
+    assert [decide(stage, [(10, 10)] * n).promote for n in (1, 2, 3, 4)] == [False, False, True, True]
+    assert decide(stage, [(0, 0)] * 3).promote  # not one episode of the stage
+
+
+def test_the_turn_limit_grows_to_its_full_length_and_no_further() -> None:
+    # 30 − 10 = 20 turns in 8 iterations: 2.5 each, rounded down
+    stage = Stage("s", max_turns=30, start_turns=10, grow_iterations=8)
+    assert [stage.turn_limit(n) for n in range(11)] == [10, 12, 15, 17, 20, 22, 25, 27, 30, 30, 30]
+    assert Stage("s", max_turns=30).turn_limit(0) == 30
+
+
+def test_a_horizon_that_still_grows_is_no_reason_for_a_demotion() -> None:
+    stage = Stage("s", window=2, min_iterations=1, demote=0.2, max_turns=9, start_turns=3, grow_iterations=3)
+    # The iterations 0, 1 and 2 are shortened; from the fifth on the two that count are not.
+    assert [decide(stage, [(0, 10)] * n).demote for n in range(1, 7)] == [False] * 4 + [True] * 2
+    assert decide(stage, [(10, 10)] * 2).promote  # what is won in few turns counts
 
 
 counts = st.lists(st.integers(0, 20).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))), max_size=8)

@@ -14,6 +14,7 @@ import torch
 from gigpo_lightning.batch import Minibatch
 from gigpo_lightning.callbacks.checkpoint import IterationCheckpoint
 from gigpo_lightning.curriculum import Stage
+from gigpo_lightning.policy.base import BasePolicy
 from gigpo_lightning.policy.scratch import ScratchPolicy
 from gigpo_lightning.rollout.collector import EpisodeJob
 from gigpo_lightning.rollout.context import SegmentRule
@@ -45,14 +46,15 @@ class Played(pl.Callback):
         self.after: list[torch.Tensor] = []
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        play = trainer.datamodule.play
+        player = trainer.datamodule.player
+        play = player.play
 
-        def note_and_play(drawn: Iterable[EpisodeJob], temperature: float) -> Any:
+        def note_and_play(policy: BasePolicy, drawn: Iterable[EpisodeJob], temperature: float) -> Any:
             jobs = list(drawn)
             self.calls.append((len(jobs), temperature, weights(pl_module)))
-            return play(jobs, temperature)
+            return play(policy, jobs, temperature)
 
-        trainer.datamodule.play = note_and_play
+        player.play = note_and_play
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         self.after.append(weights(pl_module))

@@ -16,7 +16,7 @@ from gigpo_lightning.callbacks.checkpoint import IterationCheckpoint
 from gigpo_lightning.envs.base import Observation, StepResult
 from gigpo_lightning.rollout.collection import CreditRule
 from gigpo_lightning.rollout.context import SegmentRule
-from gigpo_lightning.rollout.iteration import minibatches_of
+from gigpo_lightning.rollout.minibatches import minibatches_of
 from gigpo_lightning.rollout.workers import WorkerPool
 from tests.toy_run import fit, make_data, make_module, make_trainer, rollouts, weights
 from tests.toy_world import BoxEnv, BoxTasks

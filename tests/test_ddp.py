@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 import torch
 
+from gigpo_lightning.policy.critic import CriticRule
+from gigpo_lightning.rollout.collection import CreditRule
 from gigpo_lightning.rollout.store import RolloutStore
 from gigpo_lightning.sharding import shard
 from gigpo_lightning.update import padding
-from tests.ddp_world import command, gradient, gradients, said, sharded_runs, together
+from tests.ddp_world import SHARDED, command, gradient, gradients, said, sharded_runs, together
 from tests.test_resume import assert_equal
 from tests.toy_run import fit, make_module, make_policy
 from tests.toy_world import BoxTasks
@@ -26,6 +28,8 @@ AGGREGATIONS: dict[str, dict[str, Any]] = {
     "token": {"aggregation": "token"},
     "turn": {"aggregation": "turn"},
     "constant": {"aggregation": "constant", "constant_tokens": 50.0},
+    "critic": {"critic": CriticRule(clip=None)},
+    "detached": {"critic": CriticRule(clip=0.3, detach=True), "ratio": "sequence"},
 }
 
 
@@ -36,8 +40,10 @@ AGGREGATIONS: dict[str, dict[str, Any]] = {
 def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with played rows and what two processes made of them in every case."""
     folder = tmp_path_factory.mktemp("both")
-    fit(folder, data={"groups": 4, "members": 4})
-    shutil.copy(next((folder / "rollouts").glob("*.arrow")), folder / "played.arrow")
+    # The rows of the second iteration: the critic says something by then, so that every turn has an advantage.
+    data = {"groups": 4, "members": 4, "credit": CreditRule(estimator="ppo")}
+    fit(folder, 2, data=data, model={"critic": CriticRule(lr=0.05)})
+    shutil.copy(sorted((folder / "rollouts").glob("*.arrow"))[1], folder / "played.arrow")
     assert together(folder, gradients, cases(folder), "ddp", "fsdp") == [0, 0], said(folder)
     return folder
 
@@ -71,8 +77,9 @@ def test_two_processes_have_the_gradient_and_the_figures_of_one(
 
 def test_padding_reaches_every_weight_and_changes_none() -> None:
     """A process that is done earlier must still take part in what its processes do together."""
-    module, policy = make_module(kl_coef=0.1), make_policy()
+    module, policy = make_module(kl_coef=0.1, critic=CriticRule(detach=True)), make_policy()
     policy.prepare(BoxTasks())
+    policy.add_critic(detach=True)
     micro, weights = padding(torch.device("cpu"))
     loss, metrics = module.loss.part(policy, policy, micro, 1.0, 0.1, weights=weights, denominator=1.0)
     loss.backward()
@@ -144,6 +151,8 @@ trainer:
 data:
   tasks: {class_path: tests.toy_world.BoxTasks}
   groups: 3
+  credit:
+    detector: {class_path: WindowDetector, init_args: {window: 3, min_count: 3, target_density: [0.1, 0.15]}}
   members: 4
   minibatches: 2
   keep_rollouts: 9
@@ -208,7 +217,9 @@ def test_spread_weights_train_as_whole_ones_and_resume_to_the_bit(tmp_path: Path
     # The file is that of any other strategy: the same names and numbers, but for the order of additions.
     torch.testing.assert_close(whole["state_dict"], ddp["state_dict"], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(whole["optimizer_states"], ddp["optimizer_states"], rtol=1e-3, atol=1e-5)
-    fit(tmp_path / "alone", 4, model={"aggregation": "turn", "kl_coef": 0.1}, ckpt_path=str(tmp_path / "whole" / name))
+    assert whole["state_dict"]["policy.critic.head.weight"].any()
+    model, data = SHARDED
+    fit(tmp_path / "alone", 4, model=model, data=data, ckpt_path=str(tmp_path / "whole" / name))
 
 
 def test_quantized_weights_are_not_spread() -> None:

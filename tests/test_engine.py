@@ -198,6 +198,10 @@ def test_what_cannot_be_answered_is_refused(policy: ScratchPolicy) -> None:
         answer.is_complete = count == 0
         with pytest.raises(ValueError, match="there must be 1 to 200 tokens and something left to answer"):
             engine.ask(0, ids, answer, np.random.default_rng(0))
+    words = policy.model.config.vocab_size
+    for wrong in (words, -1):
+        with pytest.raises(ValueError, match=f"slot 0: token {wrong} is none of the {words} words"):
+            ask(engine, 0, [6, wrong])
     ask(engine, 0, [6, 7])
     with pytest.raises(ValueError, match="slot 1: there are 1 conversations under way"):
         ask(engine, 1, [6, 7])

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from torch import nn
 
 from gigpo_lightning.curriculum import Stage
 from gigpo_lightning.rollout.collection import CreditRule
 from gigpo_lightning.rollout.collector import CollectorStats, EpisodeJob
 from gigpo_lightning.rollout.crediting import Crediting
-from gigpo_lightning.rollout.iteration import Controls, IterationSpec, minibatches_of, run_iteration
+from gigpo_lightning.rollout.iteration import Controls, IterationSpec, run_iteration
+from gigpo_lightning.rollout.minibatches import minibatches_of
 from gigpo_lightning.rollout.replay import ReplayCache, ReplayRule
 from gigpo_lightning.trajectory import EndReason, Episode, Segment, Turn
 from tests.toy_world import BoxTasks
@@ -42,7 +43,7 @@ def peaks(episodes: int, path: Path) -> dict[str, int]:
     """The most bytes that were held at once beyond those before, in the collection and in the update."""
     spec = IterationSpec(0, episodes // MEMBERS, MEMBERS, 0, 0, 1, transcripts=1, credited_episodes=PART)
     tasks, stage = BoxTasks(3, size=10**6), Stage(name="all", max_turns=4)
-    crediting = Crediting(CreditRule(), nullcontext, 100)  # type: ignore[arg-type]
+    crediting = Crediting(CreditRule(), 100).of_iteration(nn.Module(), 0.8, None, 0)  # type: ignore[arg-type]
     replay = ReplayCache(ReplayRule(max_episodes=8))
     options: dict[str, Any] = {"passes": 1, "minibatches": 2, "max_tokens": 8 * TOKENS, "temperature": 1.0}
     found = {}

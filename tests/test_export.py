@@ -127,3 +127,23 @@ def test_an_empty_folder_is_filled(run: Path, tmp_path: Path) -> None:
     )
     assert (tmp_path / "adapter_model.safetensors").is_file()
     assert not (tmp_path / ".partial").exists()
+    assert not (tmp_path / "README.md").exists()  # peft's card, with nothing in it but fields to fill
+    usual = tmp_path.parent / "usual"
+    usual.write_text("")
+    assert {path.stat().st_mode for path in tmp_path.iterdir()} == {usual.stat().st_mode}
+
+
+@pytest.mark.parametrize("name", ["best", "last"])
+def test_best_and_last_mean_what_they_mean_for_fit(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "mine").symlink_to(run.parent)
+    assert main(["export", "--config", "mine.yaml", "--ckpt_path", name, "--to", "new"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("adapter: new, of ") and said.endswith("version_0/checkpoints/iteration=000001.ckpt\n")
+    assert Path("new/adapter_model.safetensors").is_file()
+    assert "of which run? Give the --config of its fit" in refused(capsys, Path(name), tmp_path / "other")
+    missing = refused(capsys, Path(name), tmp_path / "other", "--config", "yours.yaml")
+    assert "there is no run in runs/yours yet" in missing

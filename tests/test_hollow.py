@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.plugins.precision import HalfPrecision, MixedPrecision, Precision
 from torch import Tensor
 
 from gigpo_lightning.batch import MicroBatch
@@ -32,6 +33,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "8bit": {"lora": LORA, "dtype": "float32", "quantization": "8bit"},
 }
 EVERY = pytest.mark.parametrize("kind", ["scratch", *KINDS])
+PRECISIONS = pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
 pytestmark = pytest.mark.filterwarnings("ignore:policy.lora is null")
 
 
@@ -128,6 +130,72 @@ def test_the_peaks_are_those_of_a_real_update_and_a_real_step_of_decoding(kind: 
 
 def vars_of(micro: MicroBatch) -> list[Any]:
     return [getattr(micro, name) for name in micro.__dataclass_fields__]
+
+
+# -- precision -------------------------------------------------------------------------------------------------------
+
+
+def in_precision(kind: str, folder: str, precision: str) -> tuple[BasePolicy, list[Tensor], Precision]:
+    """The same as Lightning prepares it for a run, with what it computes under."""
+    policy, _ = real(kind, folder)
+    plugin = MixedPrecision("bf16-mixed", "cpu") if precision == "bf16-mixed" else HalfPrecision("bf16-true")
+    policy = plugin.convert_module(policy)
+    for parameter in policy.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.zeros_like(parameter)
+    gradients = [p.grad for p in policy.parameters() if p.grad is not None]
+    return policy, [*policy.parameters(), *policy.buffers(), *rounding(policy), *gradients], plugin
+
+
+@PRECISIONS
+@pytest.mark.parametrize("kind", ["scratch", "full bfloat16", "lora bfloat16", "4bit"])
+def test_what_is_held_follows_the_precision(kind: str, precision: str, folder: str) -> None:
+    hollow = HollowPolicy(policy_of(kind, folder), BoxTasks(), precision=precision)
+    policy, held, plugin = in_precision(kind, folder, precision)
+    trained = [p for p in policy.parameters() if p.requires_grad]
+    assert hollow.trained_bytes == storage_bytes(trained)
+    assert hollow.weight_bytes + hollow.trained_bytes == storage_bytes(held)
+    with plugin.forward_context():
+        cache = policy.new_cache(7, 50)
+    assert cache.keys.dtype == torch.bfloat16  # half of what it is in 32-true
+    assert hollow.cache_bytes(7, 50) == storage_bytes([cache.keys, cache.values])
+    optimizer = torch.optim.AdamW(trained, foreach=False)
+    optimizer.step()
+    state = [t for values in optimizer.state.values() for t in values.values()]
+    assert hollow.optimizer_bytes(torch.optim.AdamW)[0] == storage_bytes(state)
+
+
+@PRECISIONS
+@pytest.mark.parametrize("kind", ["scratch", "full", "lora bfloat16"])
+def test_the_peaks_follow_the_precision(kind: str, precision: str, folder: str) -> None:
+    hollow = HollowPolicy(policy_of(kind, folder), BoxTasks(), precision=precision)
+    policy, held, plugin = in_precision(kind, folder, precision)
+    micro = micro_batch(SHAPE)
+    with LiveBytes(held) as live, plugin.forward_context():
+        logprobs, entropies = policy.chosen_logprobs(micro, 1.0)
+        loss = logprobs.sum() + entropies.sum() + policy.reference_logprobs(micro, 1.0).sum()
+        with torch.autocast("cpu", enabled=False):
+            loss.backward()
+    given = storage_bytes([t for t in vars_of(micro) if isinstance(t, Tensor)])
+    assert live.peak <= hollow.update_bytes(SHAPE, with_reference=True).peak <= live.peak + given + 400
+    policy.eval()
+    with torch.inference_mode(), plugin.forward_context():
+        cache = policy.new_cache(7, 50)
+        with LiveBytes([*held, cache.keys, cache.values]) as live:
+            cache.lengths = [30] * 7
+            policy.feed(cache, [[5] * 20] * 7)
+    # Short models speak for six layers: copies of weights that one layer makes and the next releases differ a little.
+    assert hollow.rollout_bytes(7, 50, 20, 3) == pytest.approx(live.peak, rel=0.01)
+
+
+def test_mixed_precision_keeps_copies_of_frozen_weights_in_the_graph(folder: str) -> None:
+    """Each product has its own bfloat16 copy of a float32 weight, which the gradient of its input needs."""
+    plain, mixed = (HollowPolicy(policy_of("lora", folder), BoxTasks(), precision=p) for p in ("32-true", "bf16-mixed"))
+    few = MicroShape(rows=1, length=8, listed=3, allowed=9, free=0)
+    layers = [m for m in plain.policy.model.modules() if isinstance(m, torch.nn.Linear) and not m.weight.requires_grad]
+    copies = sum(2 * m.weight.numel() for m in layers if m is not plain.policy.model.get_output_embeddings())
+    assert mixed.update_bytes(few, False).activations > copies
+    assert mixed.update_bytes(few, False).activations > plain.update_bytes(few, False).activations
 
 
 def test_gradient_checkpointing_and_the_log_probs_of_free_answers(folder: str) -> None:

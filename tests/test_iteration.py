@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +57,7 @@ def run(
                 parts.append(len(groups))
             return super().credit(groups, *args, **options)
 
-    crediting = Crediting(Counting(), lambda: nullcontext(policy), 100)
+    crediting = Crediting(Counting(), 100).of_iteration(policy, 0.8, None, 0)
     spec = IterationSpec(0, GROUPS, MEMBERS, 0, 0, 1, transcripts=5, credited_episodes=credited_episodes)
     controls = Controls(temperature=1.5, rehearsal=(STAGES["two"],))
     return run_iteration(
@@ -116,14 +115,12 @@ def test_the_library_reads_every_turn(policy: ScratchPolicy, tmp_path: Path) -> 
     store, report = run(policy, tmp_path / "parts.arrow", MEMBERS)
     rows, tables = store.table.to_pylist(), list(report.credit_tables())
     assert len(tables) == GROUPS
-    for name in ("anchors", "texts", "stages", "step_returns"):
+    for name in ("tasks", "anchors", "texts", "stages", "step_returns"):
         found = [value for table in tables for value in getattr(table, name)]
         column = {"anchors": "anchor", "texts": "observation", "step_returns": "step_return"}.get(name)
         turns = [(row, i) for row in rows for i in range(len(row["anchor"]))]
-        if name == "anchors":
-            assert found == [f"{row['task_id']}|{row['anchor'][i]}" for row, i in turns]
-        else:
-            assert found == [row[column][i] if column else row["stage"] for row, i in turns], name
+        of_row = {"tasks": "task_id", "stages": "stage"}.get(name, "")
+        assert found == [row[column][i] if column else row[of_row] for row, i in turns], name
     assert len(list(report.credit_tables())) == GROUPS  # as often as one asks
 
 

@@ -54,7 +54,7 @@ def test_the_malicious_releases_of_lightning_are_excluded(name: str) -> None:
 
 
 @pytest.mark.parametrize("python", PYTHONS)
-@pytest.mark.parametrize("section", ["dependencies", "test", "textworld", "plots"])
+@pytest.mark.parametrize("section", ["dependencies", "test", "textworld", "plots", "compare"])
 def test_every_requirement_is_pinned_to_a_version_that_it_allows(section: str, python: str) -> None:
     tested = pins(python)
     wanted = requirements(section)

@@ -13,6 +13,7 @@ import torch
 from gigpo_lightning import __main__
 from gigpo_lightning.cli_plan_needs import Needs, Planner, Setup
 from gigpo_lightning.cli_plan_probe import whole_run
+from gigpo_lightning.cli_plan_savings import savings
 from gigpo_lightning.cli_plan_table import Room
 from gigpo_lightning.policy.causal_lm import CausalLMPolicy, LoRA
 from gigpo_lightning.policy.hollow import MicroShape, UpdateBytes
@@ -99,16 +100,16 @@ def test_options_save_what_they_are_said_to_save(own_folder: Path) -> None:
     folder = save_tiny(own_folder / "model", vocab_size=400)
     policy = CausalLMPolicy(folder, dtype="float32", lora=LoRA(r=4))
     setup, planner = setup_of(policy), Planner()
-    needs, savings = planner.needs(setup), dict(planner.savings(setup))
+    needs, saved = planner.needs(setup), dict(savings(planner, setup))
     prefix = "--model.policy.init_args."
-    assert {"--data.rows=4", "--data.max_tokens_per_batch=256", f"{prefix}gradient_checkpointing=true"} <= set(savings)
-    assert list(savings.values()) == sorted(savings.values(), reverse=True)
+    assert {"--data.rows=4", "--data.max_tokens_per_batch=256", f"{prefix}gradient_checkpointing=true"} <= set(saved)
+    assert list(saved.values()) == sorted(saved.values(), reverse=True)
     # Half of the rows is half of the keys and values: 2 layers × 8 rows × 2 heads × 256 tokens × 16 × 2 × 4 bytes.
     assert needs.cache == 2 * 8 * 2 * 256 * 16 * 2 * 4
-    assert savings["--data.rows=4"] >= needs.cache // 2
+    assert saved["--data.rows=4"] >= needs.cache // 2
     tried = CausalLMPolicy(folder, dtype="float32", lora=LoRA(r=4), gradient_checkpointing=True)
     after = Planner().needs(setup_of(tried))
-    assert savings[f"{prefix}gradient_checkpointing=true"] == needs.total - after.total
+    assert saved[f"{prefix}gradient_checkpointing=true"] == needs.total - after.total
     assert needs.update_otherwise == after.update
     assert after.update_otherwise == needs.update
 
@@ -120,9 +121,9 @@ def test_full_training_has_a_reference_and_lora_has_none(own_folder: Path) -> No
     assert full.weights == full.gradients + 2 * 8 * 4  # the rotary code: two buffers of 8 numbers, not trained
     assert full.optimizer == pytest.approx(2 * full.weights, rel=0.01)  # Adam's two moments and its counters
     assert Planner().needs(replace(setup_of(CausalLMPolicy(folder)), kl=False)).reference == 0
-    savings = dict(Planner().savings(setup_of(CausalLMPolicy(folder, dtype="float32"))))
-    assert "--model.policy.init_args.lora={r: 16}" in savings
-    assert "--model.optimizer=bitsandbytes.optim.AdamW8bit" in savings
+    saved = dict(savings(Planner(), setup_of(CausalLMPolicy(folder, dtype="float32"))))
+    assert "--model.policy.init_args.lora={r: 16}" in saved
+    assert "--model.optimizer=bitsandbytes.optim.AdamW8bit" in saved
 
 
 # -- tokens ------------------------------------------------------------------------------------------------------------

@@ -55,6 +55,12 @@ data:
   members: 4
   minibatches: 2
   keep_rollouts: 9
+  credit:
+    detector:
+      class_path: HybridDetector
+      init_args:
+        automatic: {class_path: WindowDetector, init_args: {window: 3, min_count: 3, target_density: [0.1, 0.15]}}
+        exclude: [{observation: '^nothing'}]
   evaluation: {tasks: 3, seeds: 1, during_fit_tasks: 3}
 model:
   policy:

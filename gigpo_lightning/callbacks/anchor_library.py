@@ -1,11 +1,14 @@
 """The anchor library: what is remembered of anchor states across iterations and stages.
 
-The rows and their arithmetic are `AnchorTable`'s; here they are fed, logged, saved and loaded.
+The rows and their arithmetic are `AnchorTable`'s; here they are fed, logged, saved and loaded, and lent to the
+credit of the next iteration as a baseline (`data.credit.singleton_baseline`).
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +17,11 @@ import numpy as np
 import torch.distributed as dist
 from lightning.pytorch.callbacks import Callback
 
-from gigpo_lightning.callbacks.anchor_table import AnchorTable
+from gigpo_lightning.callbacks.anchor_table import SCOPES, AnchorTable
 from gigpo_lightning.callbacks.output_place import check_file
+from gigpo_lightning.callbacks.projector import project
 from gigpo_lightning.callbacks.seam import Rollouts, rollouts
+from gigpo_lightning.rollout.library_baseline import KnownReturns
 
 # Forgetting a quarter at a time makes it rare; sorting a full library every iteration would cost more than the rest.
 _KEPT_FRAC = 0.75
@@ -35,9 +40,16 @@ class AnchorLibrary(Callback):
         text_chars: Characters kept of a state's observation.
         reset_every: Start the running statistics anew after so many iterations, ≥ 1; null never. Old returns come from
             an old policy.
+        scope: What one anchor is: equal keys of one `task`; equal keys in the whole `world`, if they mean the same in
+            every task; or equal observations (`text`). Where tasks hardly ever come twice, `task` never knows a state
+            again, and `world` only if keys name nothing that is the task's own (those of ALFWorld do).
+        projector_every: Iterations between two views of the library in TensorBoard's embedding projector, ≥ 1; null for
+            none. Points are the mean hidden states in which the policy reads the kept texts.
+        projector_anchors: The most states in a view, the most visited ones, ≥ 1.
 
     Raises:
-        ValueError: A number out of range, or `load_from` cannot be read; in `setup`, `save_to` cannot be written.
+        ValueError: An option out of range, or `load_from` cannot be read or has another scope; in `setup`, `save_to`
+            cannot be written; when fitting starts, the checkpoint's library has another scope.
     """
 
     def __init__(
@@ -47,6 +59,9 @@ class AnchorLibrary(Callback):
         max_anchors: int | None = 20_000,
         text_chars: int = 80,
         reset_every: int | None = None,
+        scope: str = "task",
+        projector_every: int | None = None,
+        projector_anchors: int = 500,
     ) -> None:
         if max_anchors is not None and max_anchors < 1:
             raise ValueError(f"max_anchors is {max_anchors}, but must be ≥ 1, or null for no limit")
@@ -54,7 +69,15 @@ class AnchorLibrary(Callback):
             raise ValueError(f"text_chars is {text_chars}, but must be ≥ 0")
         if reset_every is not None and reset_every < 1:
             raise ValueError(f"reset_every is {reset_every}, but must be ≥ 1, or null for never")
-        self.table = AnchorTable.load(Path(load_from)) if load_from is not None else AnchorTable()
+        if scope not in SCOPES:
+            raise ValueError(f"scope is {scope!r}, but must be one of {', '.join(SCOPES)}")
+        if projector_every is not None and projector_every < 1:
+            raise ValueError(f"projector_every is {projector_every}, but must be ≥ 1, or null for never")
+        if projector_anchors < 1:
+            raise ValueError(f"projector_anchors is {projector_anchors}, but must be ≥ 1")
+        self.table = AnchorTable.load(Path(load_from)) if load_from is not None else AnchorTable(scope)
+        self.scope, self.projector_every, self.projector_anchors = scope, projector_every, projector_anchors
+        self._check_scope(f"load_from={load_from}")
         self.save_to, self.max_anchors, self.text_chars, self.reset_every = (
             save_to,
             max_anchors,
@@ -66,11 +89,19 @@ class AnchorLibrary(Callback):
         """Refuse a place that cannot be written now, not when training ends."""
         if stage == "fit" and trainer.is_global_zero:
             check_file(self._path(trainer), f"AnchorLibrary.save_to={self.save_to}")
+        # Itself, so that what a checkpoint restores is lent, too. Before any hook that may check the options of credit.
+        rollouts(trainer, self).controls.library = self
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Refuse the library of a checkpoint that counts anchors in another way."""
+        self._check_scope("the checkpoint")
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Add the iteration's turns and log the library's figures."""
         data = rollouts(trainer, self)
         data.report.metrics.update(self.add(data))
+        if self.projector_every and data.iteration % self.projector_every == 0:
+            project(trainer, pl_module.policy, self.table, self.projector_anchors, data.iteration)  # type: ignore[arg-type]
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write the library's own file."""
@@ -82,10 +113,9 @@ class AnchorLibrary(Callback):
         iteration = data.iteration - 1
         own = AnchorTable()
         for turns in data.report.credit_tables():
+            keys = self._keys(turns.tasks, turns.anchors, turns.texts)
             own.merge(
-                AnchorTable.of_turns(
-                    turns.anchors, turns.step_returns, turns.texts, turns.stages, iteration, self.text_chars
-                )
+                AnchorTable.of_turns(keys, turns.step_returns, turns.texts, turns.stages, iteration, self.text_chars)
             )
         batch = _of_all_processes(own)
         new = sum(key not in self.table for key in batch.keys)
@@ -95,6 +125,24 @@ class AnchorLibrary(Callback):
         if self.max_anchors is not None and len(self.table) > self.max_anchors:
             self.table.shrink(math.ceil(_KEPT_FRAC * self.max_anchors))
         return figures(self.table) | {"anchors/library_new_frac": new / max(len(batch), 1)}
+
+    def look_up(self, task_ids: Sequence[str], anchors: Sequence[str], texts: Sequence[str]) -> KnownReturns:
+        """What earlier iterations know of these states: the present one is added only when its update is done."""
+        return self.table.look_up(self._keys(task_ids, anchors, texts))
+
+    def _keys(self, task_ids: Sequence[str], anchors: Sequence[str], texts: Sequence[str]) -> Sequence[str]:
+        if self.scope == "world":
+            return anchors
+        if self.scope == "text":
+            return [hashlib.blake2b(text.encode(), digest_size=12).hexdigest() for text in texts]
+        return [f"{task}|{anchor}" for task, anchor in zip(task_ids, anchors, strict=True)]
+
+    def _check_scope(self, source: str) -> None:
+        if self.table.scope != self.scope:
+            raise ValueError(
+                f"AnchorLibrary.scope={self.scope}, but {source} has a library of scope {self.table.scope}: its "
+                "anchors are others; choose that scope, or start without it"
+            )
 
     def _path(self, trainer: pl.Trainer) -> Path:
         return Path(self.save_to) if self.save_to else Path(trainer.default_root_dir) / "anchors.arrow"

@@ -14,10 +14,14 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from gigpo_lightning.rollout.library_baseline import KnownReturns
+
 _INTEGERS = ("visits", "first_seen", "last_seen")
 _FLOATS = ("mean", "m2")
 _TEXTS = ("keys", "texts", "stages")
-_FORMAT = b"gigpo_lightning anchors 1"
+_FORMAT = b"gigpo_lightning anchors 2"
+SCOPES = ("task", "world", "text")
+_SCOPES = tuple(scope.encode() for scope in SCOPES)
 _SCHEMA = pa.schema(
     [(name, pa.string()) for name in _TEXTS]
     + [(name, pa.int64()) for name in _INTEGERS]
@@ -29,11 +33,13 @@ _SCHEMA = pa.schema(
 class AnchorTable:
     """Anchor states in order of first sight, one row each.
 
-    `visits` int64, `mean` and `m2` (the sum of squared deviations) float64 of the step return, `first_seen` and
-    `last_seen` int64 iterations; `texts` and `stages` are those of the first sight.
+    `scope` says what a key is: `task` for `<task id>|<anchor>`, `world` for the anchor alone, `text` for a digest of
+    the observation. `visits` int64, `mean` and `m2` (the sum of squared deviations) float64 of the step return,
+    `first_seen` and `last_seen` int64 iterations; `texts` and `stages` are those of the first sight.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, scope: str = "task") -> None:
+        self.scope = scope
         self.keys: list[str] = []
         self.texts: list[str] = []
         self.stages: list[str] = []
@@ -89,6 +95,18 @@ class AnchorTable:
         """Sample variance of the step return, [anchors]; 0 with fewer than two visits."""
         return np.where(self.visits > 1, self.m2 / np.maximum(self.visits - 1, 1), 0.0)
 
+    def look_up(self, keys: Sequence[str]) -> KnownReturns:
+        """Visits, mean and sample variance of these states, [keys] each; zeros for unknown ones."""
+        rows = np.fromiter((self._row.get(key, -1) for key in keys), np.int64, len(keys))
+        known = rows >= 0
+        found = KnownReturns(np.zeros(len(rows), np.int64), np.zeros(len(rows)), np.zeros(len(rows)))
+        at = rows[known]
+        visits = self.visits[at]
+        variance = np.where(visits > 1, self.m2[at] / np.maximum(visits - 1, 1), 0.0)
+        for column, values in zip(found, (visits, self.mean[at], variance), strict=True):
+            column[known] = values
+        return found
+
     def merge(self, other: AnchorTable) -> None:
         """Add the visits of `other`.
 
@@ -142,7 +160,8 @@ class AnchorTable:
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and one long text per column: torch pickles thousands of small texts slowly."""
-        state: dict[str, Any] = {name: torch.from_numpy(getattr(self, name).copy()) for name in (*_INTEGERS, *_FLOATS)}
+        state: dict[str, Any] = {"scope": self.scope}
+        state |= {name: torch.from_numpy(getattr(self, name).copy()) for name in (*_INTEGERS, *_FLOATS)}
         for name in _TEXTS:
             column = getattr(self, name)
             state[name] = "".join(column)
@@ -151,6 +170,7 @@ class AnchorTable:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take the rows of a saved table in place of these."""
+        self.scope = state["scope"]
         for name in _TEXTS:
             ends = state[f"{name}_chars"].cumsum(0).tolist()
             setattr(self, name, [state[name][begin:end] for begin, end in zip([0, *ends], ends, strict=False)])
@@ -160,7 +180,8 @@ class AnchorTable:
 
     def save(self, path: Path) -> None:
         """Write an Arrow file, readable with pyarrow or pandas; whole or not at all."""
-        table = pa.table({name: pa.array(getattr(self, name)) for name in _SCHEMA.names}, schema=_SCHEMA)
+        schema = _SCHEMA.with_metadata({**_SCHEMA.metadata, b"scope": self.scope.encode()})
+        table = pa.table({name: pa.array(getattr(self, name)) for name in schema.names}, schema=schema)
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".{path.name}.partial")
         try:
@@ -184,9 +205,14 @@ class AnchorTable:
             arrow.validate(full=True)  # else a wrong offset in a damaged file crashes the interpreter when it is used
         except (OSError, KeyError, UnicodeDecodeError, pa.ArrowException) as error:
             raise ValueError(f"anchor library {path}: cannot be read: {error}") from error
-        if not arrow.schema.equals(_SCHEMA, check_metadata=True):
+        metadata = arrow.schema.metadata or {}
+        if (
+            not arrow.schema.equals(_SCHEMA)
+            or metadata.get(b"format") != _FORMAT
+            or metadata.get(b"scope") not in _SCOPES
+        ):
             raise ValueError(f"anchor library {path}: not an anchor library of this version of gigpo_lightning")
-        table = cls()
+        table = cls(metadata[b"scope"].decode())
         for name in _TEXTS:
             setattr(table, name, arrow[name].to_pylist())
         for name in (*_INTEGERS, *_FLOATS):

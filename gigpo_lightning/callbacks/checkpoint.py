@@ -36,14 +36,18 @@ class IterationCheckpoint(ModelCheckpoint):
         keep_last: How many of the latest checkpoints to keep, ≥ 1.
         keep_best: How many of the best checkpoints to keep besides, ≥ 0.
         best_by: The figure that ranks checkpoints, higher is better; a later curriculum stage always ranks above an
-            earlier one.
+            earlier one. With null the latest is the best.
 
     Raises:
         ValueError: A count out of its range.
     """
 
     def __init__(
-        self, folder: str | None = None, keep_last: int = 3, keep_best: int = 1, best_by: str = "rollout/success"
+        self,
+        folder: str | None = None,
+        keep_last: int = 3,
+        keep_best: int = 1,
+        best_by: str | None = "rollout/success",
     ) -> None:
         if keep_last < 1:
             raise ValueError(f"keep_last is {keep_last}, but must be ≥ 1: without a checkpoint no run can be resumed")
@@ -122,8 +126,8 @@ class IterationCheckpoint(ModelCheckpoint):
 
     def _rank(self, path: Path, figures: Mapping[str, Any]) -> None:
         """Score the checkpoint `path` and forget those that need not be kept or are not there (a resume elsewhere)."""
-        figure = float(figures.get(self.best_by, math.nan))
-        if math.isnan(figure) and self.keep_best:
+        figure = math.nan if self.best_by is None else float(figures.get(self.best_by, math.nan))
+        if math.isnan(figure) and self.keep_best and self.best_by is not None:
             rank_zero_warn(
                 f"best_by is {self.best_by!r}, which this iteration lacks; it has {', '.join(sorted(figures))}"
             )

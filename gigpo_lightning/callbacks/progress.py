@@ -17,6 +17,10 @@ from rich.table import Table
 
 from gigpo_lightning.callbacks.curriculum import Curriculum
 from gigpo_lightning.callbacks.seam import Rollouts, find, rollouts
+from gigpo_lightning.paths import shown
+
+# Columns of the closing table where no terminal limits them: a path on two lines could not be copied.
+_UNFOLDED = 1000
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,8 @@ class IterationProgress(ProgressBar):
         self._begun_s = self._iteration_begun_s = self._drawn_s = time.monotonic()
         self._episodes = 0
         self._played: tuple[str, str, float] = ("", "", 0.0)  # see on_train_epoch_start
+        self._resumed_at = 0  # the iterations that were done when this process began
+        self._waiting: list[tuple[Any, Any]] | None = None  # what is printed after the iteration's own line
 
     @property
     def is_enabled(self) -> bool:
@@ -69,13 +75,22 @@ class IterationProgress(ProgressBar):
         self._enabled = True
 
     def print(self, *args: Any, **kwargs: Any) -> None:
-        """Print without breaking the line."""
+        """Print without breaking the line; news of an iteration come after the iteration's own line."""
+        if self._waiting is not None and not _is_terminal(sys.stdout):
+            self._waiting.append((args, kwargs))
+            return
         self._clear()
         print(*args, **kwargs)
+
+    def _print_waiting(self) -> None:
+        waiting, self._waiting = self._waiting or [], None
+        for args, kwargs in waiting:
+            print(*args, **kwargs)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Start the clock."""
         self._begun_s = self._iteration_begun_s = time.monotonic()
+        self._resumed_at = trainer.current_epoch  # the first collection has counted its iteration already
         self.figures = Figures(rollouts(trainer, self).iteration, _iterations(trainer))
         self._draw("collecting")
 
@@ -90,6 +105,8 @@ class IterationProgress(ProgressBar):
         """Renew the line now and then."""
         if time.monotonic() - self._drawn_s >= self.refresh_s:
             self._draw(f"update {batch_idx + 1}/{trainer.num_training_batches}")
+        if batch_idx + 1 >= trainer.num_training_batches:
+            self._waiting = []
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Say that an evaluation is under way."""
@@ -100,17 +117,28 @@ class IterationProgress(ProgressBar):
         self._count(trainer, rollouts(trainer, self))
         if self._enabled and not _is_terminal(sys.stdout):
             print(line(self.figures), flush=True)
+        self._print_waiting()
         self._draw("collecting")
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Close with a table."""
         self._clear()
+        self._print_waiting()
         if self._enabled:
-            Console().print(self.summary(trainer))
+            Console(width=None if _is_terminal(sys.stdout) else _UNFOLDED).print(self.summary(trainer))
+
+    def on_test_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Say what is played: an evaluation takes minutes, and ends with all of its figures at once."""
+        if self._enabled and hasattr(batch, "jobs"):
+            what = f"evaluation {batch_idx + 1}: {batch.stage}, {batch.split}, {batch.mode}"
+            print(f"{what}, {len(batch.jobs)} episodes …", flush=True)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Leave the line to the message that follows."""
         self._clear()
+        self._print_waiting()
 
     def _count(self, trainer: pl.Trainer, data: Rollouts) -> None:
         """Figures of the iteration that has just ended."""
@@ -144,16 +172,19 @@ class IterationProgress(ProgressBar):
         table = Table(title="Training finished", show_header=False)
         table.add_column(no_wrap=True)
         table.add_column(overflow="fold")  # a path that is cut could not be copied
+        done, since = self.figures.iteration, ", since the resume" if self._resumed_at else ""
+        before = f" ({self._resumed_at} of them before the resume)" if self._resumed_at else ""
+        checkpoints = trainer.checkpoint_callback
         for name, value in (
-            ("iterations", str(self.figures.iteration)),
-            ("time", clock(elapsed_s)),
-            ("episodes", f"{self._episodes} ({self._episodes / max(elapsed_s, 1e-9):.1f}/s)"),
+            ("iterations", f"{done}{before}"),
+            (f"time{since}", clock(elapsed_s)),
+            (f"episodes{since}", f"{self._episodes} ({self._episodes / max(elapsed_s, 1e-9):.1f}/s)"),
             ("stage", _stage_label(trainer) + _passed(trainer)),
-            ("success, last iteration", _rate(self.figures.success)),
-            ("success, best iteration", _rate(self.best_success)),
-            ("last checkpoint", getattr(trainer.checkpoint_callback, "last_model_path", "")),
-            ("best checkpoint", getattr(trainer.checkpoint_callback, "best_model_path", "")),
-            ("TensorBoard", next((b.log_dir for b in trainer.loggers if isinstance(b, TensorBoardLogger)), "")),
+            ("success in the last iteration", _rate(self.figures.success)),
+            (f"highest success in any stage{since}", _rate(self.best_success)),
+            ("last checkpoint", _path(getattr(checkpoints, "last_model_path", ""))),
+            ("best checkpoint (latest stage first)", _path(getattr(checkpoints, "best_model_path", ""))),
+            ("TensorBoard", _path(next((b.log_dir for b in trainer.loggers if isinstance(b, TensorBoardLogger)), ""))),
         ):
             if value:
                 table.add_row(name, value)
@@ -218,6 +249,10 @@ def _stage_label(trainer: pl.Trainer) -> str:
 def _passed(trainer: pl.Trainer) -> str:
     curriculum = find(trainer, Curriculum)
     return " (passed)" if curriculum and curriculum.passed else ""
+
+
+def _path(path: str) -> str:
+    return shown(path) if path else ""
 
 
 def _rate(value: float | None) -> str:

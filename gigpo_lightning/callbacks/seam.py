@@ -15,6 +15,8 @@ import numpy as np
 from lightning.pytorch.callbacks import Callback
 
 from gigpo_lightning.curriculum import Stage
+from gigpo_lightning.rollout.library_baseline import Library
+from gigpo_lightning.rollout.task_choice import ClassCount, TaskSignal
 
 SomeCallback = TypeVar("SomeCallback", bound=Callback)
 
@@ -28,11 +30,15 @@ class Controls(Protocol):
     stage: Stage | None
     rehearsal: tuple[Stage, ...]
     stages: tuple[Stage, ...]
+    turn_limit: int | None
+    signal: TaskSignal | None
+    library: Library | None
 
 
 class CreditTable(Protocol):
     """Turns of the last iteration, one entry per turn."""
 
+    tasks: Sequence[str]
     anchors: Sequence[str]
     step_returns: Sequence[float] | np.ndarray
     texts: Sequence[str]
@@ -45,6 +51,7 @@ class Report(Protocol):
     metrics: MutableMapping[str, float]
     success: Mapping[str, tuple[int, int]]
     credit_tables: Callable[[], Iterable[CreditTable]]
+    classes: Mapping[str, ClassCount]
     histograms: Mapping[str, np.ndarray]
     transcripts: Sequence[str]
 

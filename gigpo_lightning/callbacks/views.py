@@ -41,10 +41,14 @@ LAYOUT: dict[str, dict[str, list[Any]]] = {
         "spread of the advantages": ["Multiline", [r"credit/.*_std"]],
     },
     "loss": {
-        "policy, KL, entropy": ["Multiline", [r"loss/(policy|kl|entropy|total)$"]],
-        "clipping and ratio": ["Multiline", [r"loss/(clip|dual_clip|ratio)"]],
-        "gradient norm": ["Multiline", [r"loss/gradient_norm"]],
+        "policy, value, KL, entropy": ["Multiline", [r"loss/(policy|value|kl|entropy|total)$"]],
+        "clipping and ratio": ["Multiline", [r"loss/(clip|dual_clip|value_clip|ratio)"]],
+        "gradient norm": ["Multiline", [r"loss/(critic_)?gradient_norm"]],
         "rollout against update": ["Multiline", [r"loss/mismatch", r"mismatch/(probe|kl_k3)"]],
+    },
+    "critic": {
+        "explained variance": ["Multiline", [r"critic/explained_variance"]],
+        "value and target": ["Multiline", [r"critic/(value|target)_mean"]],
     },
     "curriculum": {
         "stage": ["Multiline", [r"curriculum/stage$"]],

@@ -75,9 +75,6 @@ class Detector(ABC):
     is remembered changes only there, so that it does not matter how the groups were dealt out to the calls.
     """
 
-    embeds: bool = False
-    """Whether `detect` asks for embeddings."""
-
     @abstractmethod
     def detect(self, table: TurnTable) -> Tensor:
         """Step group of every turn, int64 [S], each ≥ 0 and inside one task group.

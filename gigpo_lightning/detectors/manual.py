@@ -70,11 +70,6 @@ class HybridDetector(Detector):
             matcher("HybridDetector.exclude", exclude),
         )
 
-    @property
-    def embeds(self) -> bool:  # type: ignore[override]
-        """Whether the automatic detector does."""
-        return self.automatic.embeds
-
     def detect(self, table: TurnTable) -> Tensor:
         excluded = [self._exclude(turn) is not None for turn in table.turns]
         labels = [None if out else self._manual(turn) for turn, out in zip(table.turns, excluded, strict=True)]

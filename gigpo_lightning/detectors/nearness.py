@@ -46,10 +46,10 @@ class NearnessDetector(Detector):
             self._threshold = next_threshold(self._threshold, density, self.band)
 
     def state_dict(self) -> dict[str, Any]:
-        return self._threshold._asdict()
+        return {} if self.band is None else self._threshold._asdict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if self.band is not None:  # else the option's value holds
+        if self.band is not None and state:  # without steering, now or then, the option's value holds
             self._threshold = Threshold(**state)
 
 
@@ -97,8 +97,6 @@ class EmbeddingDetector(NearnessDetector):
     Raises:
         ValueError: A number out of its range.
     """
-
-    embeds = True
 
     def __init__(self, threshold: float = 0.95, target_density: tuple[float, float] | None = None):
         super().__init__(threshold, target_density)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .advantages import GigpoCredit, gigpo, normalise_in_groups, step_returns
 from .anchors import group_exact, group_similar
+from .baselines import SingletonAdvantages, singleton_advantages
 from .correction import Correction, truncated_importance
 from .logprobs import TokenLogprobs, constrained_logprobs, constrained_logprobs_from_hidden, segment_logsumexp
 from .losses import LossResult, TokenWeights, entropy_loss, k3_kl, kl_loss, policy_loss, token_weights
@@ -17,6 +18,7 @@ __all__ = [
     "Correction",
     "GigpoCredit",
     "LossResult",
+    "SingletonAdvantages",
     "TokenLogprobs",
     "TokenWeights",
     "boosted",
@@ -40,6 +42,7 @@ __all__ = [
     "policy_loss",
     "rloo",
     "segment_logsumexp",
+    "singleton_advantages",
     "step_returns",
     "token_weights",
     "truncated_importance",

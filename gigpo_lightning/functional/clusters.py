@@ -21,6 +21,8 @@ Alike = Callable[[str, Sequence[str]], NDArray[np.bool_]]
 
 # Far below the step between two ratios of texts of a megabyte, far above the round-off of a quotient.
 ROUND_OFF = 1e-9
+# rapidfuzz 3.14 loses a ratio of 0.8 at a cutoff of 0.8 − 1e-9, but not at 0.8 − 1e-6.
+_CUTOFF_MARGIN = 1e-3
 
 
 def leader_clusters(texts: Sequence[str], alike: Alike) -> list[int]:
@@ -60,9 +62,9 @@ def alike_by_ratio(threshold: float) -> Alike:
     """
 
     def alike(leader: str, others: Sequence[str]) -> NDArray[np.bool_]:
-        least = threshold - ROUND_OFF
-        ratios = cdist([leader], others, scorer=Indel.normalized_similarity, score_cutoff=least, dtype=np.float64)
-        return np.asarray(ratios[0] >= least)
+        cutoff = max(threshold - _CUTOFF_MARGIN, 0.0)  # what is below it is given as 0
+        ratios = cdist([leader], others, scorer=Indel.normalized_similarity, score_cutoff=cutoff, dtype=np.float64)
+        return np.asarray(ratios[0] >= threshold - ROUND_OFF)
 
     return alike
 

@@ -40,29 +40,41 @@ class Answer(ABC):
         """What the complete answer says; `token_ids` are all of its tokens."""
 
 
-class TrieAnswer(Answer):
-    """One of the actions of a trie."""
+class ActionAnswer(Answer):
+    """An answer whose action follows a trie."""
 
     __slots__ = ("_node",)
 
-    def __init__(self, trie: ActionTrie) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._node = trie
-
-    def begin(self) -> list[int]:
-        return self._descend(self._node)
-
-    def take(self, token_id: int) -> list[int]:
-        return self._descend(self._node.child(token_id))
-
-    def reading(self, token_ids: Sequence[int]) -> Reading:
-        return Reading(self._node.action or "", True)
+        self._node: ActionTrie | None = None  # once the action has begun
 
     def _descend(self, node: ActionTrie) -> list[int]:
+        """Go to a node; returns the tokens from there to the next choice, or to the end."""
         forced, self._node = node.follow_forced()
         self.allowed = self._node.allowed
         self.is_complete = self._node.action is not None
         return forced
+
+
+class TrieAnswer(ActionAnswer):
+    """One of the actions of a trie."""
+
+    __slots__ = ("_trie",)
+
+    def __init__(self, trie: ActionTrie) -> None:
+        super().__init__()
+        self._trie = trie
+
+    def begin(self) -> list[int]:
+        return self._descend(self._trie)
+
+    def take(self, token_id: int) -> list[int]:
+        assert self._node is not None
+        return self._descend(self._node.child(token_id))
+
+    def reading(self, token_ids: Sequence[int]) -> Reading:
+        return Reading((self._node.action if self._node else None) or "", True)
 
 
 class FreeAnswer(Answer):

@@ -32,6 +32,7 @@ from gigpo_lightning.policy.pretrained import (
     load_model,
     load_tokenizer,
     model_without_values,
+    widest_layer,
 )
 from gigpo_lightning.suggest import did_you_mean
 
@@ -177,6 +178,11 @@ class CausalLMPolicy(BasePolicy):
                     f"{did_you_mean(name, known)} (there are: all-linear, {', '.join(known)})"
                 )
         targets = known if "all-linear" in lora.targets else list(lora.targets)
+        widest = widest_layer(self.model, targets)
+        if lora.r > widest:
+            raise ValueError(
+                f"policy.lora.r={lora.r}: the targets' layers have at most rank {widest}; 8 to 64 is usual"
+            )
         config = LoraConfig(
             r=lora.r,
             lora_alpha=lora.alpha,
@@ -234,6 +240,7 @@ class CausalLMPolicy(BasePolicy):
         if self.lora is None:
             raise ValueError("policy.lora is null: there is no adapter to write; export the merged model instead")
         self._wrapped[0].save_pretrained(folder)
+        (folder / "README.md").unlink(missing_ok=True)  # peft's model card, whose every field is still to be filled
         if tokenizer:
             self.prompt.tokenizer.save_pretrained(folder)
 
@@ -244,7 +251,7 @@ class CausalLMPolicy(BasePolicy):
             # A second copy, so that this policy stays as it is, and whose weights are not quantized.
             other = CausalLMPolicy(self.source, self.dtype, self.lora, chat=self.chat, revision=self.revision)
             other.prepare()
-            other.load_state_dict(self.state_dict())
+            other.load_state_dict(self.state_dict_without_critic())
             model = other._wrapped[0].merge_and_unload()
         model.save_pretrained(folder)
         self.prompt.tokenizer.save_pretrained(folder)

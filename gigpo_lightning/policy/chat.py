@@ -15,7 +15,8 @@ from jinja2 import TemplateError, TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase
 
 from gigpo_lightning.policy.base import KeptTurn, PromptFormat, Reading
-from gigpo_lightning.policy.chat_text import ChatText, fill, read_template, unread_option
+from gigpo_lightning.policy.chat_text import ChatText, fill, filled, read_template, unread_option
+from gigpo_lightning.policy.plain_text import plain_ids, special_pattern
 from gigpo_lightning.policy.projection import parse, written
 
 ENCODINGS_KEPT = 50_000
@@ -75,6 +76,7 @@ class ChatPrompt(PromptFormat):
                 f"policy.chat.format='think': {self._named} ends the thought itself, before the policy answers: set "
                 "policy.chat.options to {enable_thinking: true}"
             )
+        self._special = special_pattern(tokenizer)
         self._end = int(tokenizer.convert_tokens_to_ids(self._separators.end))
         self._encoded: dict[str, tuple[int, ...]] = {}
         self.follows_template = self._follows_template()
@@ -125,7 +127,10 @@ class ChatPrompt(PromptFormat):
         return self.text.separator.join(admissible)
 
     def action_ids(self, action: str) -> tuple[int, ...]:
-        return (*self._encode(f"{action}</action>" if self.reasons else action), self._end)
+        closing = "</action>" if self.reasons else ""
+        if self._is_disguised(action):
+            return (*plain_ids(self.tokenizer, action), *self._encode(closing), self._end)
+        return (*self._encode(action + closing), self._end)
 
     def action_text(self, token_ids: Sequence[int]) -> str:
         return self.read(token_ids).action
@@ -151,10 +156,30 @@ class ChatPrompt(PromptFormat):
     ) -> tuple[int, ...]:
         """The ids of the user's message up to where the policy answers; with `opens` those of the system before it."""
         s, seen = self._separators, "\n".join(observations)
+        if self._is_disguised(instruction + seen + (listed or "")):
+            return self._say_plainly(instruction, seen, listed, opens)
         if not opens:
             return self._encode(s.to_turn + fill(self.text.turn, instruction, seen, listed) + s.to_next_answer)
         system, first = fill(self.text.system, instruction), fill(self.text.first, instruction, seen, listed)
         return self._encode(s.opening + system + s.to_first + first + s.to_answer)
+
+    def _is_disguised(self, text: str) -> bool:
+        """Whether a world's text spells what the tokenizer would read as a special token."""
+        return self._special.search(text) is not None
+
+    def _say_plainly(self, instruction: str, seen: str, listed: str | None, opens: bool) -> tuple[int, ...]:
+        """The same with the world's texts encoded by themselves: tokens end where those begin and end."""
+        s, text = self._separators, self.text
+        if opens:
+            parts = [(s.opening, False), *filled(text.system, instruction), (s.to_first, False)]
+            parts += [*filled(text.first, instruction, seen, listed), (s.to_answer, False)]
+        else:
+            parts = [(s.to_turn, False), *filled(text.turn, instruction, seen, listed), (s.to_next_answer, False)]
+        return tuple(
+            token_id
+            for part, is_world in parts
+            for token_id in (plain_ids(self.tokenizer, part) if is_world else self._encode(part))
+        )
 
     def _encode(self, text: str) -> tuple[int, ...]:
         ids = self._encoded.get(text)

@@ -83,10 +83,16 @@ def fill(text: str, instruction: str, observation: str = "", listed: str | None 
 
     Without a list of actions the line that would hold it is left out.
     """
+    return "".join(part for part, _ in filled(text, instruction, observation, listed)).strip()
+
+
+def filled(text: str, instruction: str, observation: str = "", listed: str | None = None) -> list[tuple[str, bool]]:
+    """What `fill` puts together, part by part: each with whether it is the world's. Space at both ends is left."""
     if listed is None:
         text = "\n".join(line for line in text.split("\n") if "{admissible}" not in line)
     values = {"instruction": instruction, "observation": observation, "admissible": listed or ""}
-    return re.sub(r"\{(instruction|observation|admissible)\}", lambda match: values[match[1]], text).strip()
+    parts = re.split(r"\{(instruction|observation|admissible)\}", text)
+    return [(values[part], True) if number % 2 else (part, False) for number, part in enumerate(parts)]
 
 
 def read_template(path: str) -> str:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+_HINT = "spell it otherwise in the world, or answer freely: data.constrain: false"
+
 
 class ActionTrie:
     """One node of the trie; what lies below it is made when it is asked for, as most of it never is.
@@ -46,10 +48,14 @@ class ActionTrie:
         seen: dict[tuple[int, ...], str] = {}
         for text, token_ids in entries:
             if not end or token_ids[-1:] != end or end[0] in token_ids[:-1]:
-                raise ValueError(f"action {text!r} could be a prefix of another action by its tokens {list(token_ids)}")
+                raise ValueError(
+                    f"action {text!r} could be a prefix of another action by its tokens {list(token_ids)}; {_HINT}"
+                )
             key = tuple(token_ids)
             if key in seen:
-                raise ValueError(f"action {text!r} cannot be told from {seen[key]!r} by its tokens {list(key)}")
+                raise ValueError(
+                    f"action {text!r} cannot be told from {seen[key]!r} by its tokens {list(key)}; {_HINT}"
+                )
             seen[key] = text
         return cls(entries)
 

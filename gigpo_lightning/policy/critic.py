@@ -7,9 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
+from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
+
+FILE = "value_head.safetensors"
 
 
 @dataclass(frozen=True)  # no slots: jsonargparse reads the defaults from __dict__
@@ -53,6 +57,10 @@ class Critic(nn.Module):
         self.head = nn.Linear(hidden_size, 1, dtype=torch.float32)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
+
+    def save(self, folder: Path) -> None:
+        """Write weight [1, hidden] and bias [1] into a file of their own."""
+        save_file({name: weight.detach().cpu() for name, weight in self.head.state_dict().items()}, folder / FILE)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Values [N], float32, of hidden states [N, hidden]."""

@@ -155,6 +155,11 @@ class DecodingEngine:
                 f"slot {slot}: {len(ids)} tokens and an answer that is {'' if answer.is_complete else 'not '}complete; "
                 f"there must be 1 to {self._capacity} tokens and something left to answer"
             )
+        words = self._policy.model.config.vocab_size
+        if not 0 <= min(ids) <= max(ids) < words:
+            raise ValueError(
+                f"slot {slot}: token {min(ids) if min(ids) < 0 else max(ids)} is none of the {words} words"
+            )
         place = self._place(slot)
         row = self._rows[place]
         self._let_go(row)

@@ -48,6 +48,28 @@ class EngineOptions(ABC):
             ValueError: A package is missing, or the policy cannot be sampled from by this engine.
         """
 
+    def check_policy(self, policy: BasePolicy) -> None:
+        """The part of `check` that holds on any machine; `plan` may ask it for another one.
+
+        Raises:
+            ValueError: The policy cannot be sampled from by this engine.
+        """
+
+    def check_processes(self, processes: int) -> None:
+        """Refuse so many processes of a run.
+
+        Raises:
+            ValueError: The engine cannot be used by so many.
+        """
+
+    def memory_bytes(self, device_bytes: int) -> int:
+        """What it takes of a device with so much memory, its own weights, keys and values included."""
+        return 0
+
+    def rests(self, on_gpu: bool) -> bool:
+        """Whether it gives its memory back between collections."""
+        return False
+
     @abstractmethod
     def make(self, policy: BasePolicy, capacity: int, rows: int) -> ForeignEngine:
         """The engine.

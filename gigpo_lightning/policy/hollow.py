@@ -25,14 +25,17 @@ from gigpo_lightning.memory import LiveBytes, int8_bytes, nf4_bytes, storage_byt
 from gigpo_lightning.policy.base import BasePolicy
 from gigpo_lightning.policy.causal_lm import CausalLMPolicy
 from gigpo_lightning.policy.hollow_parts import (
+    backward,
     bitsandbytes_state,
     choice_stand_ins,
     ids,
+    precision_named,
     replace_tensors,
     round_layer,
     stand_ins,
     tensors_in,
 )
+from gigpo_lightning.policy.hollow_shards import own_part
 from gigpo_lightning.policy.ragged import PackedRows, run_ragged
 
 # Layers are alike, so that two short models tell what each layer adds; a model of few layers is run whole.
@@ -84,18 +87,20 @@ class HollowPolicy:
         policy: A policy that is not prepared; it stays so.
         tasks: The world's tasks.
         on_gpu: Whether the run will be on a GPU: optimisers and the output layer work otherwise there.
+        precision: The trainer's: `32-true`, `bf16-mixed` or `bf16-true`.
 
     Raises:
         ValueError: As the policy's `prepare`, but for what only the weights could tell.
     """
 
-    def __init__(self, policy: BasePolicy, tasks: TaskSet, on_gpu: bool = False):
-        self.policy = copy.deepcopy(policy)
+    def __init__(self, policy: BasePolicy, tasks: TaskSet, on_gpu: bool = False, precision: str = "32-true"):
+        self.policy, self._precision = copy.deepcopy(policy), precision_named(precision)
         if isinstance(self.policy, CausalLMPolicy):
             self.policy.prepare_hollow()
         else:
             with torch.device("meta"):
                 self.policy.prepare(tasks)
+        self._precision.convert_module(self.policy)
         self._on_gpu, self._mode = on_gpu, FakeTensorMode()
         self._quantization = getattr(policy, "quantization", "none")
         rounded = self._rounded_layers() if self._quantization != "none" else []
@@ -118,18 +123,24 @@ class HollowPolicy:
 
     # -- what is held all the time -------------------------------------------------------------------------------------
 
-    def cache_bytes(self, rows: int, capacity: int) -> int:
-        """Bytes of the keys and values of `rows` sequences of at most `capacity` tokens."""
-        with self._mode:
+    def cache_bytes(self, rows: int, capacity: int, in_own_type: bool = False) -> int:
+        """Bytes of the keys and values of `rows` sequences of at most `capacity` tokens.
+
+        In the type that the trainer's precision computes in, or in the weights' own, as another engine keeps them.
+        """
+        with self._mode if in_own_type else self._computing():
             return storage_bytes(tensors_in(vars(self.policy.new_cache(rows, capacity))))
 
-    def optimizer_bytes(self, factory: Callable[[Iterable[Tensor]], Optimizer]) -> tuple[int, int]:
-        """Bytes of an optimiser's state, and the most that a step holds beyond it.
+    def optimizer_bytes(self, factory: Callable[[Iterable[Tensor]], Optimizer], processes: int = 1) -> tuple[int, int]:
+        """Bytes of an optimiser's state, and the most that a step holds beyond it; of weights spread over processes.
 
         Raises:
             ValueError: The optimiser cannot be tried without values.
         """
-        optimizer = factory([p for p in self.policy.parameters() if p.requires_grad])
+        with self._mode:
+            trained = [own_part(p, processes) for p in self.policy.parameters() if p.requires_grad]
+        known = [*trained, *(p.grad for p in trained if p.grad is not None)]
+        optimizer = factory(trained)
         with self._mode:
             if hasattr(optimizer, "init_state"):
                 return bitsandbytes_state(optimizer), 0
@@ -137,7 +148,7 @@ class HollowPolicy:
                 if self._on_gpu and group.get("foreach", False) is None and not group.get("fused"):
                     group["foreach"] = True  # torch's own choice on a GPU
             try:
-                with LiveBytes(self._known, stand_ins({})) as live:
+                with LiveBytes(known, stand_ins({})) as live:
                     optimizer.step()
             except (RuntimeError, ArithmeticError) as error:  # NotImplementedError is a RuntimeError
                 raise ValueError(f"{type(optimizer).__name__} cannot be tried without values: {error}") from error
@@ -153,17 +164,17 @@ class HollowPolicy:
 
         def decoder() -> None:
             rows = PackedRows(ids(tokens), ids(tokens), (shape.rows, shape.length), ((shape.rows, shape.length),))
-            run_ragged(self.policy.model, ids(tokens), rows.position, rows).sum().backward()
+            backward(run_ragged(self.policy.model, ids(tokens), rows.position, rows).sum())
 
         def logprobs() -> None:
-            _total(self.policy.chosen_logprobs(_micro_batch(shape), 1.0)).backward()
+            backward(_total(self.policy.chosen_logprobs(_micro_batch(shape), 1.0)))
 
         def update() -> None:
             micro = _micro_batch(shape)
             loss = _total(self.policy.chosen_logprobs(micro, 1.0))
             if with_reference:
                 loss = loss + self.policy.reference_logprobs(micro, 1.0).sum()
-            loss.backward()
+            backward(loss)
 
         answers = stand_ins({shape.rows: tokens, shape.listed: shape.allowed})
         peak = partial(self._peak, answers | choice_stand_ins(shape.listed, shape.free, shape.allowed))
@@ -184,7 +195,7 @@ class HollowPolicy:
             widest: The most ids that a token is chosen among; None for the whole vocabulary.
         """
         self.policy.eval()
-        with self._mode:
+        with self._computing():
             cache = self.policy.new_cache(rows, capacity)
 
         def feed() -> None:
@@ -208,9 +219,15 @@ class HollowPolicy:
         given: Sequence[Tensor] = (),
     ) -> int:
         """The most that `run` holds beyond the policy and what is `given`."""
-        with self._mode, LiveBytes([*self._known, *given], answers) as live:
+        with self._computing(), LiveBytes([*self._known, *given], answers) as live:
             run()
         return live.peak
+
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        """Tensors without values, in the types that the precision computes in."""
+        with self._mode, self._precision.forward_context():
+            yield
 
     @contextmanager
     def _given_hidden(self, tokens: int) -> Iterator[Tensor]:

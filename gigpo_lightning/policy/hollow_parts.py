@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from lightning.pytorch.plugins.precision import HalfPrecision, MixedPrecision, Precision
 from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.utils._pytree import tree_iter
@@ -43,6 +44,19 @@ def round_layer(layer: nn.Linear, eight_bit: bool) -> None:
 
 def _rounded(layer: nn.Linear, eight_bit: bool, x: Tensor) -> Tensor:
     return _Rounded.apply(x, layer.weight, layer.bias, eight_bit)
+
+
+def precision_named(name: str) -> Precision:
+    """Lightning's precision, for a CPU: there torch has its tensors without values."""
+    if name == "bf16-mixed":
+        return MixedPrecision("bf16-mixed", "cpu")
+    return HalfPrecision("bf16-true") if name == "bf16-true" else Precision()
+
+
+def backward(loss: Tensor) -> None:
+    """As the module does it: each operation's gradient is of the type that the operation had."""
+    with torch.autocast("cpu", enabled=False):
+        loss.backward()
 
 
 def bitsandbytes_state(optimizer: Any) -> int:

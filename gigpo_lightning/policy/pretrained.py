@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -135,6 +135,12 @@ def load_model(
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
     return model.to(device) if quantization == "none" else model
+
+
+def widest_layer(model: PreTrainedModel, names: Sequence[str]) -> int:
+    """The largest rank that a linear layer of one of these names can have."""
+    layers = [m for name, m in model.named_modules() if isinstance(m, nn.Linear) and name.rsplit(".")[-1] in names]
+    return max((min(layer.in_features, layer.out_features) for layer in layers), default=0)
 
 
 def linear_names(model: PreTrainedModel) -> list[str]:

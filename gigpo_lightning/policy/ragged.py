@@ -181,7 +181,7 @@ class KVCache:
             return [self._block(counts, None, None)]
         # Padded to the longest, every row would pay for the few that read a prompt while the others say a token.
         is_long = torch.tensor([count > 1 for count in counts], device=row.device)[row]
-        ones = self._block([min(count, 1) * (count == 1) for count in counts], None, (~is_long).nonzero()[:, 0])
+        ones = self._block([int(count == 1) for count in counts], None, (~is_long).nonzero()[:, 0])
         return [ones, self._block([counts[row] for row in long], long, is_long.nonzero()[:, 0])]
 
     def _block(self, counts: Sequence[int], rows: list[int] | None, tokens: Tensor | None) -> _Block:

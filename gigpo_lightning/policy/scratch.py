@@ -17,6 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from gigpo_lightning.envs.base import TaskSet
 from gigpo_lightning.policy.base import BasePolicy, KeptTurn, PromptFormat
+from gigpo_lightning.policy.plain_text import plain_ids
 from gigpo_lightning.policy.ragged import ATTENTION_NAME
 from gigpo_lightning.suggest import did_you_mean
 
@@ -81,7 +82,7 @@ class ScratchPrompt(PromptFormat):
         if ids is None:
             if len(self._encoded) > 200_000:
                 self._encoded.clear()
-            ids = self._encoded[text] = tuple(self.tokenizer.encode(text, add_special_tokens=False))
+            ids = self._encoded[text] = plain_ids(self.tokenizer, text)
         return ids
 
     def header(

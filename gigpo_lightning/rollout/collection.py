@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,9 +17,13 @@ from gigpo_lightning.credit import Credit, Values, credit_groups
 from gigpo_lightning.detectors.base import Detector, Embed
 from gigpo_lightning.detectors.named import make_detector
 from gigpo_lightning.estimators import CRITIC_ESTIMATORS
+from gigpo_lightning.rollout.library_baseline import SINGLETON_BASELINES, Library, with_library
 from gigpo_lightning.rollout.report import RolloutReport
 from gigpo_lightning.rollout.transcript import credit_notes, transcript
 from gigpo_lightning.trajectory import EndReason, Episode, Group, Turn
+
+# Estimators with step advantages.
+_WITH_STEPS = ("gigpo", "step")
 
 
 @dataclass(frozen=True)  # no slots: jsonargparse reads the defaults from __dict__
@@ -42,6 +47,8 @@ class CreditRule:
             HybridDetector, or one of your own.
         gae_lambda: λ of ppo's GAE, in [0, 1]: 0 trusts the critic alone, 1 the returns alone.
         n_steps: Turns of a2c's n-step returns, at least 1.
+        singleton_baseline: Where a step group has one member: `none` for a step advantage of 0, or `library` for one
+            against what `AnchorLibrary` in trainer.callbacks knows of the state from earlier iterations.
     """
 
     estimator: str = "gigpo"
@@ -56,6 +63,7 @@ class CreditRule:
     detector: Detector | str = "exact"
     gae_lambda: float = 0.95
     n_steps: int = 5
+    singleton_baseline: str = "none"
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.omega < float("inf"):
@@ -66,9 +74,16 @@ class CreditRule:
             make_detector("detector", self.detector)
             nothing = Values(torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64))
             for estimator in (self.estimator, "gigpo", *CRITIC_ESTIMATORS):  # together they read all options
-                self._credit(smallest, 1.0, estimator, "exact", values=nothing)  # a detector must not remember this
+                self._credit(smallest, 1.0, estimator, values=nothing)
         except ValueError as error:
             raise ValueError(f"data.credit.{error}") from None
+        option = f"data.credit.singleton_baseline={self.singleton_baseline!r}"
+        if self.singleton_baseline not in SINGLETON_BASELINES:
+            raise ValueError(f"{option}: choose one of {', '.join(SINGLETON_BASELINES)}")
+        if self.singleton_baseline == "library" and self.estimator not in _WITH_STEPS:
+            raise ValueError(
+                f"{option}: the estimator {self.estimator} has no step advantages; choose none, or gigpo or step"
+            )
 
     @property
     def reads_lam(self) -> bool:
@@ -94,32 +109,58 @@ class CreditRule:
             return 0.0 if self.estimator == "step" else 1.0
         return lam if self.combine == "convex" else 1.0 / (1.0 + self.omega)
 
+    def check_library(self, library: Library | None) -> None:
+        """Refuse a baseline that nobody keeps.
+
+        Raises:
+            ValueError: `singleton_baseline` is `library`, and there is none.
+        """
+        if self.singleton_baseline == "library" and library is None:
+            raise ValueError(
+                "data.credit.singleton_baseline='library': there is no AnchorLibrary in trainer.callbacks; add it, or "
+                "choose none"
+            )
+
     def credit(
         self,
         groups: Sequence[Group],
         lam: float,
         values: Values | None = None,
+        library: Library | None = None,
         *,
         detector: Detector | None = None,
         iteration: int = 0,
         embed: Embed | None = None,
     ) -> Credit:
-        """One advantage per turn of these groups, at the present λ, from the critic's values where it has one.
+        """One advantage per turn of these groups.
 
-        `detector` is the rule's one with its memory.
+        Args:
+            groups: Whole groups.
+            lam: The present λ.
+            values: What the critic says, where there is one.
+            library: What is known of anchor states, where it is asked.
+            detector: The rule's own one with its memory.
+            iteration: For the detector.
+            embed: Embeddings of texts, for detectors that ask.
         """
-        return self._credit(groups, lam, self.estimator, detector or self.detector, iteration, embed, values)
+        detector = detector or make_detector("data.credit.detector", self.detector)
+        credit = self._credit(
+            groups, lam, self.estimator, values=values, detector=detector, iteration=iteration, embed=embed
+        )
+        if self.singleton_baseline == "none" or library is None:
+            return credit
+        convex = 0.0 if self.estimator == "step" else lam
+        share = self.omega if self.combine == "additive" and self.estimator == "gigpo" else 1.0 - convex
+        return with_library(credit, groups, library, norm=self.norm, share=share, penalty=self._penalty)
 
-    def _credit(
-        self,
-        groups: Sequence[Group],
-        lam: float,
-        estimator: str,
-        detector: Detector | str,
-        iteration: int = 0,
-        embed: Embed | None = None,
-        values: Values | None = None,
-    ) -> Credit:
+    def _penalty(self, turn: Turn) -> float:
+        """What is taken off a turn's own score."""
+        if self.penalty_in_returns:
+            return 0.0
+        return self.invalid_penalty * (not turn.valid) + self.format_penalty * (not turn.well_formed)
+
+    def _credit(self, groups: Sequence[Group], lam: float, estimator: str, **found: Any) -> Credit:
+        """Credit under the rule's options, by `estimator`; `found` are the arguments that are no options."""
         return credit_groups(
             groups,
             estimator=estimator,
@@ -131,12 +172,9 @@ class CreditRule:
             invalid_penalty=self.invalid_penalty,
             format_penalty=self.format_penalty,
             penalty_in_returns=self.penalty_in_returns,
-            detector=detector,
-            iteration=iteration,
-            embed=embed,
             gae_lambda=self.gae_lambda,
             n_steps=self.n_steps,
-            values=values,
+            **found,
         )
 
 

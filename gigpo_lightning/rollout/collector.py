@@ -235,9 +235,11 @@ class Collector:
                     self._open_turn(row)
 
     def _observe(self, row: _Live) -> int:
-        """Show the state that the row has reached; returns the tokens that its answer may need."""
+        """Close the turn with what the environment answered; returns the tokens that the next answer may need."""
         state, reserve = row.state, self._reserve(row.state)
-        row.context.observe(state.observation, reserve, state.admissible, anchor=state.anchor, reward=state.reward)
+        row.context.observe(
+            state.observation, reserve, state.admissible, anchor=state.anchor, reward=row.turns[-1].reward
+        )
         return reserve
 
     def _turn(self, row: _Live, before: EnvState, after: EnvState) -> Turn:

@@ -1,12 +1,11 @@
 """The credit of a run, iteration by iteration: the rule, and the detector that remembers.
 
-Knows neither Lightning nor how turns were played; the policy is borrowed where the detector asks for embeddings.
+Knows neither Lightning nor how turns were played; the policy is lent for detectors that ask for embeddings.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,38 +13,44 @@ from typing import Any
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
 from gigpo_lightning.credit import Credit, Values
-from gigpo_lightning.detectors.base import Detector, Gather
+from gigpo_lightning.detectors.base import Detector
 from gigpo_lightning.detectors.named import make_detector
 from gigpo_lightning.policy.base import BasePolicy
 from gigpo_lightning.policy.embedding import observation_embeddings
 from gigpo_lightning.rollout.collection import CreditRule
+from gigpo_lightning.rollout.library_baseline import Library
+from gigpo_lightning.rollout.processes import gathered
 from gigpo_lightning.rollout.values import rate
 from gigpo_lightning.trajectory import Group
 
 
 @dataclass(frozen=True, slots=True)
 class IterationCredit:
-    """Credits whole groups of one iteration, in one call or several. `policy` is there where it is asked."""
+    """Credits whole groups of one iteration, in one call or several; `policy` is as it played them."""
 
     rule: CreditRule
     detector: Detector
-    iteration: int
+    policy: BasePolicy
     lam: float
-    policy: BasePolicy | None
+    library: Library | None
+    iteration: int
     max_tokens: int
 
+    @property
+    def is_normalised_later(self) -> bool:
+        """Whether the advantages are raw, to be normalised over the iteration."""
+        return self.rule.normalises_iteration
+
     def values(self, groups: Sequence[Group]) -> Values | None:
-        """What the critic says of the groups, under the weights that played; None where the rule has no critic."""
-        if not self.rule.needs_critic or self.policy is None:
-            return None
-        return rate(groups, self.policy, self.max_tokens)
+        """What the critic says of the groups; None where the rule has no critic."""
+        return rate(groups, self.policy, self.max_tokens) if self.rule.needs_critic else None
 
     def credit(self, groups: Sequence[Group], values: Values | None) -> Credit:
         """One advantage per turn."""
-        embed = None
-        if self.policy is not None:
-            embed = partial(observation_embeddings, self.policy, max_tokens=self.max_tokens)
-        return self.rule.credit(groups, self.lam, values, detector=self.detector, iteration=self.iteration, embed=embed)
+        embed = partial(observation_embeddings, self.policy, max_tokens=self.max_tokens)
+        return self.rule.credit(
+            groups, self.lam, values, self.library, detector=self.detector, iteration=self.iteration, embed=embed
+        )
 
 
 class Crediting:
@@ -53,27 +58,27 @@ class Crediting:
 
     Args:
         rule: How turns are credited.
-        acting: Lends the policy as it plays; all processes must enter.
-        max_tokens: Tokens of a batch of embeddings.
+        max_tokens: Tokens of a batch of embeddings, and of one of a critic's values.
     """
 
-    def __init__(self, rule: CreditRule, acting: Callable[[], AbstractContextManager[BasePolicy]], max_tokens: int):
+    def __init__(self, rule: CreditRule, max_tokens: int):
         self.rule, self.detector = rule, make_detector("data.credit.detector", rule.detector)
-        self._acting, self._max_tokens = acting, max_tokens
+        self._max_tokens = max_tokens
 
-    @contextmanager
-    def of_iteration(self, iteration: int, lam: float) -> Iterator[IterationCredit]:
-        """What credits the groups of an iteration."""
-        asked = self.detector.embeds or self.rule.needs_critic
-        # Once, however many calls: processes may differ in that.
-        with self._acting() if asked else nullcontext() as policy:
-            yield IterationCredit(self.rule, self.detector, iteration, lam, policy, self._max_tokens)
+    def of_iteration(self, policy: BasePolicy, lam: float, library: Library | None, iteration: int) -> IterationCredit:
+        """What credits the groups of an iteration, played by `policy` as it is."""
+        return IterationCredit(self.rule, self.detector, policy, lam, library, iteration, self._max_tokens)
 
-    def end_iteration(self, density: float, gather: Gather) -> dict[str, float]:
-        """Let the detector learn from the iteration; returns the figures it was made with. See `Detector`."""
-        figures = self.detector.metrics()
-        self.detector.end_iteration(density, gather)
-        return figures
+    def end_iteration(self, figures: MutableMapping[str, float], lam: float, world: int) -> None:
+        """All groups are credited: add what credit was made with to the figures, and let the detector learn from them.
+
+        Args:
+            figures: Those of the iteration over all processes.
+            lam: The λ of the iteration.
+            world: Number of processes; all must call this.
+        """
+        figures.update({"credit/lambda": self.rule.share(lam), **self.detector.metrics()})
+        self.detector.end_iteration(figures["anchors/density"], partial(gathered, world=world))
 
     def state_dict(self) -> dict[str, Any]:
         """What the detector remembers."""
@@ -86,6 +91,6 @@ class Crediting:
             self.detector.load_state_dict(state["detector"])
         elif state["detector"] or self.detector.state_dict():
             rank_zero_warn(
-                f"data.credit.detector: the checkpoint has the memory of a {state['kind']}, not of a {kind}; this one "
-                "starts without any"
+                f"data.credit.detector: the checkpoint has the memory of {state['kind']}, not of {kind}, which starts "
+                "without any"
             )

@@ -34,6 +34,8 @@ class EvaluationRule:
         temperature: Temperature of the sampled episodes.
         greedy: Whether the most likely actions are played, too.
         during_fit_tasks: Unseen tasks per stage that `validate` and the evaluations during `fit` play, once each.
+        during_fit_stages: Stages that these play, by name; null for the first one and the present one. Named stages
+            give one scale for the whole run, and for runs that are compared.
         predict_tasks: Unseen tasks that `predict` plays and writes as transcripts.
         predict_stage: Stage that they come from, by name; null for the one that the checkpoint had reached.
         seed: Seed of the sampled episodes.
@@ -46,6 +48,7 @@ class EvaluationRule:
     temperature: float = 0.4
     greedy: bool = True
     during_fit_tasks: int = 64
+    during_fit_stages: tuple[str, ...] | None = None
     predict_tasks: int = 10
     predict_stage: str | None = None
     seed: int = 1000
@@ -60,9 +63,11 @@ class EvaluationRule:
             raise ValueError(f"data.evaluation.seed={self.seed}: must be at least 0")
         if not self.splits:
             raise ValueError("data.evaluation.splits is empty: name at least one split, e.g. [unseen]")
-        if self.stages is not None and not self.stages:
-            raise ValueError("data.evaluation.stages is empty: name at least one stage, or null for all")
-        for option, names in (("splits", self.splits), ("stages", self.stages or ())):
+        lists = {"splits": self.splits, "stages": self.stages, "during_fit_stages": self.during_fit_stages}
+        for option in ("stages", "during_fit_stages"):
+            if lists[option] is not None and not lists[option]:
+                raise ValueError(f"data.evaluation.{option} is empty: name at least one stage, or null for the default")
+        for option, names in ((option, names or ()) for option, names in lists.items()):
             twice = [name for name in names if names.count(name) > 1]
             if twice:
                 raise ValueError(f"data.evaluation.{option}: {twice[0]!r} is listed twice; name each once")
@@ -74,6 +79,7 @@ class EvaluationRule:
             ValueError: A stage or split is unknown.
         """
         self.test_stages(stages)
+        self.fit_stages(stages, present=None)
         if self.predict_stage is not None:
             stage_named(stages, self.predict_stage, "data.evaluation.predict_stage")
         unknown = [split for split in self.splits if split not in splits]
@@ -84,6 +90,14 @@ class EvaluationRule:
         """Those of `stages` that `test` plays, in the order asked for."""
         names = [stage.name for stage in stages] if self.stages is None else self.stages
         return tuple(stage_named(stages, name, "data.evaluation.stages") for name in names)
+
+    def fit_stages(self, stages: Sequence[Stage], present: Stage | None) -> tuple[Stage, ...]:
+        """Those that evaluations during a fit play in stage `present`: the named ones, else the first and `present`."""
+        if self.during_fit_stages is not None:
+            option = "data.evaluation.during_fit_stages"
+            return tuple(stage_named(stages, name, option) for name in self.during_fit_stages)
+        chosen = {stage.name: stage for stage in (*stages[:1], present) if stage is not None}
+        return tuple(chosen.values())
 
 
 @dataclass(frozen=True, slots=True)

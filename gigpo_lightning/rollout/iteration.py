@@ -14,34 +14,36 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice, tee
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
-import numpy as np
-
-from gigpo_lightning.batch import LazyMicroBatches, MicroBatch, Minibatch, cut_by_tokens
+from gigpo_lightning.credit import Credit, Values
 from gigpo_lightning.curriculum import Stage
 from gigpo_lightning.envs.base import TaskSet
 from gigpo_lightning.rollout.collection import add_to_report
 from gigpo_lightning.rollout.collector import CollectorStats, EpisodeJob
-from gigpo_lightning.rollout.crediting import Crediting
-from gigpo_lightning.rollout.plan import GroupJob, plan_iteration, plan_rows
+from gigpo_lightning.rollout.library_baseline import Library
+from gigpo_lightning.rollout.plan import GroupJob, plan_iteration
 from gigpo_lightning.rollout.processes import gathered
 from gigpo_lightning.rollout.replay import ReplayCache
 from gigpo_lightning.rollout.report import RolloutReport
-from gigpo_lightning.rollout.rescore import Rescore, no_rescore
 from gigpo_lightning.rollout.store import RolloutStore, RolloutWriter, merged_moments
+from gigpo_lightning.rollout.task_choice import TaskSignal, count_classes
 from gigpo_lightning.trajectory import Episode, Group
-
-_Item = TypeVar("_Item")
 
 # Of the normalisation over an iteration: as in groups, and where a standard deviation is round-off.
 _EPS = 1e-6
 _ROUND_OFF = 1e-9
 
+_Item = TypeVar("_Item")
+
 
 @dataclass(slots=True)
 class Controls:
-    """What callbacks set for the next iteration. `stages` are all that evaluations may play."""
+    """What callbacks set for the next iteration. `stages` are all that evaluations may play.
+
+    `turn_limit` is that of the stage while it grows, `signal` what is known of its tasks where it prefers some,
+    `library` what is known of anchor states.
+    """
 
     lam: float = 0.8
     temperature: float = 1.0
@@ -49,6 +51,9 @@ class Controls:
     stage: Stage | None = None
     rehearsal: tuple[Stage, ...] = ()
     stages: tuple[Stage, ...] = ()
+    turn_limit: int | None = None
+    signal: TaskSignal | None = None
+    library: Library | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,20 @@ Play = Callable[[Iterator[EpisodeJob], float], Iterable[Episode]]
 """From jobs, which are drawn as they are needed, and a temperature: their episodes, in order."""
 
 
+class GroupCredit(Protocol):
+    """Credits the groups of an iteration, part by part and in order."""
+
+    @property
+    def is_normalised_later(self) -> bool:
+        """Whether the advantages are raw, to be normalised over the iteration."""
+
+    def values(self, groups: Sequence[Group]) -> Values | None:
+        """What a critic says of some groups; None without one."""
+
+    def credit(self, groups: Sequence[Group], values: Values | None) -> Credit:
+        """The credit of some groups; no group's credit may depend on another group."""
+
+
 def run_iteration(
     spec: IterationSpec,
     controls: Controls,
@@ -79,7 +98,7 @@ def run_iteration(
     stage_tasks: Callable[[Stage], TaskSet],
     play: Play,
     stats: Callable[[], CollectorStats],
-    crediting: Crediting,
+    crediting: GroupCredit,
     replay: ReplayCache,
     path: Path,
 ) -> tuple[RolloutStore, RolloutReport]:
@@ -108,23 +127,26 @@ def run_iteration(
         seed=spec.seed,
         rank=spec.rank,
         iteration=spec.iteration,
+        turn_limit=controls.turn_limit,
+        signal=controls.signal,
     )
     report = RolloutReport()
     jobs, played, named = tee(clock.apart("tasks", jobs), 3)
     groups = played_groups(played, play((member for job in jobs for member in job.members), controls.temperature))
-    stages = (job.stage for job in named)
+    noted = ((job.stage, job.task_class) for job in named)
     step_groups = 0
-    with RolloutWriter(path) as writer, crediting.of_iteration(spec.iteration, controls.lam) as own:
+    with RolloutWriter(path) as writer:
         while part := list(islice(groups, max(1, spec.credited_episodes // spec.members))):
             clock.lap("play")
+            names, classes = zip(*islice(noted, len(part)), strict=True)
+            report.tally.add_classes(count_classes(classes, part))
             part = replay.exchange(part, spec.iteration)
-            values = own.values(part)
-            clock.lap("values")
-            credit = own.credit(part, values)
+            values = crediting.values(part)
+            clock.lap("credit" if values is None else "values")
+            credit = crediting.credit(part, values)
             credit = replace(credit, step_group_ids=credit.step_group_ids + step_groups)  # unique in the file
             step_groups += len(credit.step_group_sizes)
             clock.lap("credit")
-            names = list(islice(stages, len(part)))
             add_to_report(report, part, names, credit, spec.transcripts)
             clock.lap("report")
             writer.write(part, names, credit)
@@ -133,16 +155,15 @@ def run_iteration(
     clock.lap("play")
     store = RolloutStore(path)
     report.credit_tables = store.credit_tables
-    if crediting.rule.normalises_iteration:
+    if crediting.is_normalised_later:
         store.normalise(*_mean_and_scale(gathered(store.moments(), spec.world)))
     clock.lap("store")
     _sum_over_processes(report, spec.world)
     clock.lap("report")
     figures = _figures(clock.laps, stats(), groups_here * spec.members)
-    figures = _over_processes(figures, spec.world)
-    report.settle({**figures, "credit/lambda": crediting.rule.share(controls.lam)})
-    density = report.metrics["anchors/density"]
-    report.metrics.update(crediting.end_iteration(density, partial(gathered, world=spec.world)))
+    if "values" in clock.laps:
+        figures["time/values_s"] = clock.laps["values"]
+    report.settle(_over_processes(figures, spec.world))
     report.metrics.update(replay.end_iteration(spec.iteration, partial(gathered, world=spec.world)))
     return store, report
 
@@ -157,40 +178,6 @@ def played_groups(jobs: Iterator[GroupJob], episodes: Iterable[Episode]) -> Iter
         if len(members) == len(job.members):
             yield Group(job.task.id, str(job.task.difficulty.get("type", "")), tuple(members))
             job, members = None, []
-
-
-def minibatches_of(
-    store: RolloutStore,
-    *,
-    passes: int,
-    minibatches: int,
-    max_tokens: int,
-    temperature: float,
-    seed: int,
-    rank: int,
-    iteration: int,
-    skip_zero_advantage: bool = False,
-    rescore: Rescore = no_rescore,
-) -> Iterator[Minibatch]:
-    """All minibatches of an iteration, pass by pass; always `passes` × `minibatches` of them.
-
-    Before the first, while the weights are still those that sampled, `rescore` may rate the rows anew.
-    """
-    trained = (store.chosen_counts > 0) | store.valued
-    trainable = np.flatnonzero(trained & (store.teaches | (not skip_zero_advantage)))
-    rescored = rescore(store, trainable, temperature, max_tokens)
-
-    def micro_batch(numbers: list[int]) -> MicroBatch:
-        micro = store.micro_batch(numbers)
-        return micro if rescored is None else rescored.correct(micro, numbers)
-
-    for index in range(passes):
-        parts = plan_rows(len(trainable), minibatches, seed=seed, rank=rank, iteration=iteration, pass_index=index)
-        for part in parts:
-            rows = trainable[part]
-            cuts = cut_by_tokens([int(store.token_counts[r]) for r in rows], max_tokens)
-            numbers = [[int(rows[i]) for i in cut] for cut in cuts]
-            yield Minibatch(LazyMicroBatches(micro_batch, numbers), temperature)
 
 
 def _mean_and_scale(parts: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
@@ -245,7 +232,6 @@ def _figures(laps: dict[str, float], stats: CollectorStats, episodes: int) -> di
         "time/environment_s": stats.env_s + laps["tasks"],
         "time/policy_s": stats.policy_s,
         "time/collector_s": laps["play"] - stats.env_s - stats.policy_s,
-        "time/values_s": laps["values"],
         "time/credit_s": laps["credit"],
         "time/report_s": laps["report"],
         "time/store_s": laps["store"],

@@ -16,6 +16,7 @@ from gigpo_lightning.policy.thought import thought_room
 from gigpo_lightning.rollout.context import EpisodeContext, SegmentRule
 from gigpo_lightning.rollout.evaluation import Place
 from gigpo_lightning.rollout.pool import EnvPool
+from gigpo_lightning.rollout.task_choice import check_classes
 
 # Names the run whose rollouts lie in a folder, by the path of that run's own folder.
 OWNER_FILE = "run.txt"
@@ -36,7 +37,11 @@ def check_places(
     """
     for stage, split in places:
         try:
-            check_task(_first_task(stage_tasks(stage), split))
+            tasks = stage_tasks(stage)
+            task = _first_task(tasks, split)
+            check_task(task)
+            if split == "train":
+                check_classes(stage, task, tasks.len(split))
         except ValueError as error:
             raise ValueError(f"stage {stage.name!r}, split {split!r}: {error}") from error
 

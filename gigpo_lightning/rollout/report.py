@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ import numpy as np
 
 from gigpo_lightning.credit import Credit, credit_figures
 from gigpo_lightning.functional.values import explained_variance
+from gigpo_lightning.rollout.task_choice import ClassCount
 from gigpo_lightning.trajectory import EndReason, Episode, Group
 
 CREDIT_FIGURES = {
@@ -20,6 +22,7 @@ CREDIT_FIGURES = {
     "episode_advantage_std": "credit/episode_advantage_std",
     "step_advantage_std": "credit/step_advantage_std",
 }
+_IS_CLASS = re.compile(r"class\..*\.groups", re.DOTALL)
 
 
 @dataclass(slots=True)
@@ -34,6 +37,8 @@ class Tally:
             for episode in group.episodes:
                 if not episode.age:  # a borrowed one was counted when it was played
                     self._add_episode(episode, stage, group.task_type)
+        if credit.library_steps is not None:
+            self.sums["library_steps"] += credit.library_steps
         for name, value in credit.sums.items():
             self.sums[f"credit.{name}"] += value
         if credit.value is not None and credit.value_target is not None:
@@ -59,6 +64,17 @@ class Tally:
             sums[f"{key}.episodes"] += 1
             sums[f"{key}.won"] += episode.won
 
+    def add_classes(self, counts: Mapping[str, ClassCount]) -> None:
+        """Count the groups of tasks that were drawn by signal, by class."""
+        for name, count in counts.items():
+            for field_name, value in count._asdict().items():
+                self.sums[f"class.{name}.{field_name}"] += value
+
+    def classes(self) -> dict[str, ClassCount]:
+        """What `add_classes` counted."""
+        names = [key[len("class.") : -len(".groups")] for key in self.sums if _IS_CLASS.fullmatch(key)]
+        return {n: ClassCount(*(self.sums[f"class.{n}.{name}"] for name in ClassCount._fields)) for n in sorted(names)}
+
     def metrics(self) -> dict[str, float]:
         """`rollout/*`, `anchors/*` and `credit/*` figures of all that was counted."""
         sums, episodes, turns = self.sums, max(self.sums["episodes"], 1), max(self.sums["turns"], 1)
@@ -66,6 +82,7 @@ class Tally:
             "rollout/success": sums["won"] / episodes,
             "rollout/return": sums["return"] / episodes,
             "rollout/length": sums["turns"] / episodes,
+            "rollout/env_steps": sums["turns"],
             "rollout/tokens_per_episode": sums["tokens"] / episodes,
             "rollout/segments_per_episode": sums["segments"] / episodes,
             "rollout/invalid_actions": sums["invalid"] / turns,
@@ -80,6 +97,8 @@ class Tally:
         credited = {name[len(prefix) :]: value for name, value in sums.items() if name.startswith(prefix)}
         if credited:
             figures |= {CREDIT_FIGURES[name]: value for name, value in credit_figures(credited).items()}
+        if "library_steps" in sums:
+            figures["anchors/library_baseline_frac"] = sums["library_steps"] / turns
         return figures | self._critic()
 
     def _critic(self) -> dict[str, float]:
@@ -106,6 +125,7 @@ class CreditTable:
     """Turns as the anchor library needs them, in one order."""
 
     step_returns: np.ndarray
+    tasks: list[str]
     anchors: list[str]
     texts: list[str]
     stages: list[str]
@@ -113,7 +133,8 @@ class CreditTable:
 
 @dataclass(slots=True)
 class RolloutReport:
-    """What an iteration says about itself. `metrics` and `success` are over all processes once `settle` was called.
+    """What an iteration says about itself. Once `settle` was called, `metrics`, `success` (by stage) and `classes` (of
+    tasks that were drawn by signal) are over all processes.
 
     `credit_tables` reads the turns of this process, a part of them at a time.
     """
@@ -122,6 +143,7 @@ class RolloutReport:
     credit_tables: Callable[[], Iterable[CreditTable]] = tuple
     metrics: dict[str, float] = field(default_factory=dict)
     success: dict[str, tuple[int, int]] = field(default_factory=dict)
+    classes: dict[str, ClassCount] = field(default_factory=dict)
     histograms: dict[str, np.ndarray] = field(default_factory=dict)
     transcripts: list[str] = field(default_factory=list)
 
@@ -129,3 +151,4 @@ class RolloutReport:
         """Turn the (summed) tally into figures and add those of this process."""
         self.metrics = {**self.tally.metrics(), **extra}
         self.success = self.tally.rates("stage")
+        self.classes = self.tally.classes()

@@ -22,18 +22,21 @@ from gigpo_lightning.rollout.store import RolloutStore
 class Sampler:
     """The engine that the user chose.
 
+    Attributes:
+        options: As given.
+
     Args:
         options: Which; None for the policy's own model.
     """
 
     def __init__(self, options: EngineOptions | None):
-        self._options = options
+        self.options = options
         self._engine: ForeignEngine | None = None
 
     @property
     def is_foreign(self) -> bool:
         """Whether another engine than the policy's own model samples."""
-        return self._options is not None
+        return self.options is not None
 
     def check(self, policy: BasePolicy) -> None:
         """Refuse what cannot work, before the policy is prepared.
@@ -41,13 +44,13 @@ class Sampler:
         Raises:
             ValueError: See `EngineOptions.check`.
         """
-        if self._options is not None:
-            self._options.check(policy)
+        if self.options is not None:
+            self.options.check(policy)
 
     def engine(self, policy: BasePolicy, max_tokens: int, rows: int) -> Engine | None:
         """The engine for segments of at most `max_tokens`, at most `rows` at once; None for the policy's own model."""
-        if self._engine is None and self._options is not None:
-            self._engine = self._options.make(policy, max_tokens + ACTION_ROOM_TOKENS, rows)
+        if self._engine is None and self.options is not None:
+            self._engine = self.options.make(policy, max_tokens + ACTION_ROOM_TOKENS, rows)
         return self._engine
 
     def rescore(
@@ -69,10 +72,10 @@ class Sampler:
             temperature: The sampling temperature.
             max_tokens: Tokens of a micro-batch.
         """
-        if self._engine is None or self._options is None:
+        if self._engine is None or self.options is None:
             return None
         begin = time.perf_counter()
-        cap = self._options.importance_cap
+        cap = self.options.importance_cap
         found = rescore(store, rows, policy, temperature=temperature, max_tokens=max_tokens, cap=cap)
         figures.update(found.metrics)
         figures.update(self._engine.figures)

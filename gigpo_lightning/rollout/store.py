@@ -215,11 +215,10 @@ class RolloutStore:
             part = written.filter(pc.equal(written.column("age"), 0))
             turns = _lengths(part.column("anchor"))
             tasks, stages = (np.repeat(part.column(name).to_pylist(), turns).tolist() for name in ("task_id", "stage"))
-            anchors = part.column("anchor").flatten().to_pylist()
             yield CreditTable(
                 step_returns=part.column("step_return").flatten().to_numpy(),
-                # Equal keys of different tasks are different anchors.
-                anchors=[f"{task}|{anchor}" for task, anchor in zip(tasks, anchors, strict=True)],
+                tasks=tasks,
+                anchors=part.column("anchor").flatten().to_pylist(),
                 texts=part.column("observation").flatten().to_pylist(),
                 stages=stages,
             )

@@ -115,14 +115,16 @@ def test_a_bad_option_is_named(options: dict, message: str) -> None:
 
 def report(data: TinyRollouts, pairs: list[tuple[str, float]]) -> TinyRollouts:
     keys = [key for key, _ in pairs]
-    table = CreditTable(keys, np.array([value for _, value in pairs]), ["x" * 200] * len(keys), ["s"] * len(keys))
+    table = CreditTable(
+        ["t"] * len(keys), keys, np.array([value for _, value in pairs]), ["x" * 200] * len(keys), ["s"] * len(keys)
+    )
     data.iteration += 1
     data.report = Report(credit_tables=lambda: [table])
     return data
 
 
 def test_by_hand_with_reset_and_bound() -> None:
-    library, data = AnchorLibrary(reset_every=2, max_anchors=4, text_chars=10), TinyRollouts([0.0])
+    library, data = AnchorLibrary(reset_every=2, max_anchors=4, text_chars=10, scope="world"), TinyRollouts([0.0])
     assert library.add(report(data, [("a", 1.0), ("b", 1.0)]))["anchors/library_new_frac"] == 1.0
     assert library.add(report(data, [("a", 3.0), ("c", 1.0)]))["anchors/library_new_frac"] == 0.5
     assert rows(library.table)["a"] == (2, 2.0, 2.0)

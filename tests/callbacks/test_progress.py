@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +13,7 @@ from gigpo_lightning.callbacks import progress
 from gigpo_lightning.callbacks.checkpoint import IterationCheckpoint
 from gigpo_lightning.callbacks.curriculum import Curriculum
 from gigpo_lightning.callbacks.progress import Figures, IterationProgress, clock, fitted, line, success_of
+from gigpo_lightning.callbacks.time_limit import TimeLimit
 from tests.callbacks.tiny import Report, TinyRollouts, fit
 
 FULL = Figures(12, 200, "2/5 appliances", 0.88, 0.734, 14.26, 1112.0)
@@ -77,7 +79,9 @@ def test_without_a_terminal_one_line_per_iteration_and_a_table(
     )
     assert "Training finished" in output
     assert "2/2 the-end (passed)" in output
-    assert "iteration=000004.ckpt" in re.sub(r"[│\s]", "", output)  # a long path is folded
+    assert f"{tmp_path}/checkpoints/iteration=000004.ckpt" in output  # whole, on one line
+    # The news of an iteration come after its line.
+    assert re.search(r"^iteration 2/9 .*\nCurriculum: a → the-end", output, flags=re.MULTILINE)
 
 
 def test_in_a_terminal_one_line_renews_itself(
@@ -86,7 +90,7 @@ def test_in_a_terminal_one_line_renews_itself(
     monkeypatch.setattr(progress, "_is_terminal", lambda stream: True)
     monkeypatch.setenv("COLUMNS", "160")
     run(tmp_path, epochs=2)
-    before_table = capsys.readouterr().out.partition("Training finished")[0]
+    before_table = capsys.readouterr().out.partition("Stages of the curriculum")[0]
     draws = before_table.split("\r")
     assert sum("update 2/2" in text for text in draws) == 2
     assert any("collecting" in text for text in draws)
@@ -110,5 +114,42 @@ def test_resume_counts_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     run(tmp_path, epochs=1)
     capsys.readouterr()
     run(tmp_path, epochs=3, ckpt_path="last")
-    numbers = re.findall(r"^iteration (\d)/3", capsys.readouterr().out, flags=re.MULTILINE)
+    output = capsys.readouterr().out
+    numbers = re.findall(r"^iteration (\d)/3", output, flags=re.MULTILINE)
     assert numbers == ["2", "3"]
+    # Which figures are of this process only.
+    assert "3 (1 of them before the resume)" in output
+    assert all(f"{name}, since the resume" in output for name in ("time", "episodes", "highest success in any stage"))
+
+
+def test_paths_are_shown_from_the_working_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path.parent)
+    run(tmp_path, epochs=1)
+    output = capsys.readouterr().out
+    assert f"│ {tmp_path.name}/checkpoints/iteration=000001.ckpt" in output
+    assert str(tmp_path) not in output
+    assert "since the resume" not in output
+
+
+def test_the_time_limit_has_a_line_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "_is_terminal", lambda stream: True)
+    limit = TimeLimit({"microseconds": 1})
+    fit(tmp_path, [limit, IterationProgress(refresh_s=0.0)], [0.5], epochs=5, enable_progress_bar=True)
+    shown = capsys.readouterr().out
+    assert re.search(r"\rTime limit reached: the training ends with this iteration\n", shown)
+    assert shown.count("Time limit reached") == 1
+    assert limit.state_key == "Timer"
+
+
+def test_an_evaluation_says_what_it_plays(capsys: pytest.CaptureFixture[str]) -> None:
+    batch = SimpleNamespace(stage="house", split="unseen", mode="greedy", jobs=[None] * 100)
+    bar = IterationProgress()
+    bar.on_test_batch_start(None, None, batch, 2)  # type: ignore[arg-type]
+    assert capsys.readouterr().out == "evaluation 3: house, unseen, greedy, 100 episodes …\n"
+    bar.disable()
+    bar.on_test_batch_start(None, None, batch, 3)  # type: ignore[arg-type]
+    assert capsys.readouterr().out == ""

@@ -13,6 +13,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from gigpo_lightning.curriculum import Stage
+from gigpo_lightning.rollout.library_baseline import Library
+from gigpo_lightning.rollout.task_choice import ClassCount, TaskSignal
 
 
 @dataclass
@@ -22,10 +24,14 @@ class Controls:
     entropy_coef: float = 0.0
     stage: Stage | None = None
     rehearsal: tuple[Stage, ...] = ()
+    turn_limit: int | None = None
+    signal: TaskSignal | None = None
+    library: Library | None = None
 
 
 @dataclass
 class CreditTable:
+    tasks: list[str]
     anchors: list[str]
     step_returns: np.ndarray
     texts: list[str]
@@ -37,6 +43,7 @@ class Report:
     metrics: dict[str, float] = field(default_factory=dict)
     success: dict[str, tuple[int, int]] = field(default_factory=dict)
     credit_tables: Callable[[], Sequence[CreditTable]] = tuple
+    classes: dict[str, ClassCount] = field(default_factory=dict)
     histograms: dict[str, np.ndarray] = field(default_factory=dict)
     transcripts: list[str] = field(default_factory=list)
 
@@ -82,15 +89,18 @@ class TinyRollouts(pl.LightningDataModule):
                 "entropy_coef": self.controls.entropy_coef,
                 "stage": stage,
                 "rehearsal": [item.name for item in self.controls.rehearsal],
+                "turn_limit": self.controls.turn_limit,
             }
         )
         rng = np.random.default_rng([self.seed, index])
         rate = self.rates[index % len(self.rates)]
         turns = 40
         keys = [f"s{number}" for number in rng.integers(0, 12, turns)]
-        table = CreditTable(keys, rng.normal(size=turns), [f"You see {key}." for key in keys], [stage] * turns)
+        table = CreditTable(
+            ["t"] * turns, keys, rng.normal(size=turns), [f"You see {key}." for key in keys], [stage] * turns
+        )
         self.report = Report(
-            metrics={"rollout/success": rate, "anchors/density": 0.2, "time/iteration": 1.0},
+            metrics={"rollout/success": rate, "rollout/env_steps": 40.0, "anchors/density": 0.2, "time/iteration": 1.0},
             success={stage: (round(10 * rate), 10)},
             credit_tables=lambda: [table],
             histograms={"anchors/group_size": rng.integers(1, 9, 30).astype(np.float64)},

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gigpo_lightning.functional.anchors import group_exact, group_similar
+from gigpo_lightning.functional.anchors import group_exact, group_similar, separate
 from tests.functional import oracle
 
 STEPS = st.lists(st.tuples(st.integers(-3, 3), st.sampled_from(["a", "b", "c", ""])), min_size=1, max_size=40)
@@ -78,7 +78,7 @@ def test_reference_is_the_oracle(steps: list[tuple[int, str]], threshold: float)
     assert found.tolist() == oracle.group_reference(texts, groups, threshold)
 
 
-@given(TEXTS, st.sampled_from([0.3, 0.5, 0.8]), st.randoms(use_true_random=False))
+@given(TEXTS, st.sampled_from([0.0, 0.3, 0.5, 0.8]), st.randoms(use_true_random=False))
 def test_leader_does_not_depend_on_the_order(
     steps: list[tuple[int, str]], threshold: float, rng: random.Random
 ) -> None:
@@ -126,3 +126,47 @@ def test_similar_refuses_a_threshold(threshold: float) -> None:
 def test_similar_refuses_a_method() -> None:
     with pytest.raises(ValueError, match="method: 'fuzzy' is unknown; choose one of leader, reference"):
         group_similar(["a"], [0], 0.9, method="fuzzy")
+
+
+def longest_common(a: str, b: str) -> int:
+    """Length of the longest common subsequence, by the textbook's table."""
+    row = [0] * (len(b) + 1)
+    for letter in a:
+        before = 0
+        for j, other in enumerate(b, start=1):
+            before, row[j] = row[j], before + 1 if letter == other else max(row[j], row[j - 1])
+    return row[-1]
+
+
+@given(TEXTS, st.sampled_from([0.0, 0.3, 0.5, 0.8, 1.0]))
+def test_leader_is_the_oracle(steps: list[tuple[int, str]], threshold: float) -> None:
+    def like(a: str, b: str) -> bool:
+        return 2 * longest_common(a, b) >= threshold * (len(a) + len(b)) - 1e-7  # two empty texts: 0 ≥ 0
+
+    found = group_similar([t for _, t in steps], [g for g, _ in steps], threshold)
+    for g in {g for g, _ in steps}:
+        texts = [t for group, t in steps if group == g]
+        leaders: list[str] = []
+        for text in sorted(set(texts), key=lambda t: (-texts.count(t), t)):
+            if not any(like(text, leader) for leader in leaders):
+                leaders.append(text)
+        wanted = [next(i for i, leader in enumerate(leaders) if like(text, leader)) for text in texts]
+        own = found[[i for i, (group, _) in enumerate(steps) if group == g]]
+        assert partition(own) == partition(torch.tensor(wanted))
+
+
+@pytest.mark.parametrize(
+    ("step_groups", "keep", "wanted"),
+    [([0, 0, 1, 0], [1, 0, 1, 1], {frozenset({0, 3}), frozenset({1}), frozenset({2})}), ([], [], set())],
+)
+def test_separate(step_groups: list[int], keep: list[int], wanted: set[frozenset[int]]) -> None:
+    found = separate(torch.tensor(step_groups, dtype=torch.int64), torch.tensor(keep, dtype=torch.bool))
+    assert partition(found) == wanted
+    assert sorted(found.unique().tolist()) == list(range(len(wanted)))
+
+
+@pytest.mark.parametrize("changed", range(0, 501, 10))
+def test_leader_joins_at_the_very_threshold(changed: int) -> None:
+    a, b = "x" * 1000, "x" * (1000 - changed) + "y" * changed  # LCS: 1000 − changed of 2000 letters
+    assert group_similar([a, b], [0, 0], 1 - changed / 1000).tolist() == [0, 0]
+    assert group_similar([a, b], [0, 0], min(1.0, 1 - changed / 1000 + 1e-6)).tolist() == [0, int(changed > 0)]

@@ -1,0 +1,228 @@
+"""The command line of `compare`: its own options, checked, and those that it hands to every `fit`.
+
+Knows texts only; what the options of `fit` mean is the parser's of `fit`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from gigpo_lightning.suggest import did_you_mean
+
+_UNITS = {"s": 1, "m": 60, "h": 3600}
+_BUDGET = re.compile(r"(\d+(?:\.\d+)?)\s*(k?)(steps|s|m|h)", re.IGNORECASE)
+# Options of fit that compare sets itself, with what to do instead.
+_OWN = {
+    "--seed_everything": "--seeds chooses the seeds",
+    "--data.seed": "--seeds chooses the seeds",
+    "--model.policy.init_args.init_seed": "--seeds chooses the seeds",
+    "--trainer.default_root_dir": "--out chooses the folder",
+    "--runs_dir": "--out chooses the folder",
+    "--data.rollout_dir": "every run has its own",
+    "--ckpt_path": "an interrupted comparison goes on when the same command is given again",
+    "--print_config": "give it to fit",
+}
+# Without a dot in their names: options of fit itself.
+_OF_FIT = ("--config", "-c", "--trainer", "--data", "--model", "--optimizer", "--weights_only")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a run may use: environment steps of its training, or seconds; with neither its configuration decides."""
+
+    env_steps: int | None = None
+    seconds: float | None = None
+
+    def __str__(self) -> str:
+        if self.env_steps is not None:
+            return f"{self.env_steps:,} environment steps"
+        return "the configuration's" if self.seconds is None else f"{self.seconds / 60:g} minutes"
+
+
+@dataclass(frozen=True)
+class Options:
+    """A command line of `compare`, checked as far as texts can be.
+
+    Args:
+        algorithms: Names of the overlays `algorithm/NAME.yaml`.
+        variants: Files of variants, by name or path.
+        seeds: The seeds; empty for all that were run, where only a report is wanted.
+        budget: What a run may use.
+        evaluate: Stages that are evaluated; empty for the first and the last.
+        checks: Evaluations of a run during its training.
+        threshold: The success rate whose first crossing is reported.
+        jobs: Runs side by side.
+        threads: Threads of each.
+        out: Folder of the comparison; None for the default.
+        dry_run: Whether the commands are only shown.
+        report_only: Whether only what there is is reported.
+        other_code: Whether runs of other code are accepted.
+        fit: What every `fit` is given, too.
+    """
+
+    algorithms: tuple[str, ...]
+    variants: tuple[str, ...]
+    seeds: tuple[int, ...]
+    budget: Budget
+    evaluate: tuple[str, ...]
+    checks: int
+    threshold: float
+    jobs: int
+    threads: int
+    out: Path | None
+    dry_run: bool
+    report_only: bool
+    other_code: bool
+    fit: tuple[str, ...]
+
+
+class _Parser(argparse.ArgumentParser):
+    """Its errors are the caller's to show."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+def parse(args: Sequence[str]) -> Options:
+    """The options; what is not ours is `fit`'s.
+
+    Raises:
+        ValueError: An option is unknown or out of its range.
+    """
+    parser = command_parser()
+    own, rest = parser.parse_known_args(list(args))
+    _check_rest(rest, [name for action in parser._actions for name in action.option_strings])
+    if not (own.algorithms or own.variants or own.report_only):
+        raise ValueError("nothing to compare: give --algorithms gigpo,grpo or --variants FILE (--help describes both)")
+    return Options(
+        algorithms=names(own.algorithms, "--algorithms"),
+        variants=names(own.variants, "--variants"),
+        seeds=() if own.seeds is None and own.report_only else parse_seeds(own.seeds or "3"),
+        budget=Budget() if own.budget is None else parse_budget(own.budget),
+        evaluate=names(own.evaluate, "--evaluate"),
+        checks=_count("--checks", own.checks),
+        threshold=_share("--threshold", own.threshold),
+        jobs=_count("--jobs", own.jobs),
+        threads=_count("--threads", own.threads),
+        out=Path(own.out) if own.out else None,
+        dry_run=own.dry_run,
+        report_only=own.report_only,
+        other_code=own.other_code,
+        fit=tuple(rest),
+    )
+
+
+def parse_budget(text: str) -> Budget:
+    """What `20m`, `1.5h`, `90s`, `300000steps` or `300ksteps` means.
+
+    Raises:
+        ValueError: It means nothing.
+    """
+    match = _BUDGET.fullmatch(text.strip().replace("_", "").replace(",", ""))
+    unit = match[3].lower() if match else ""
+    if match and unit == "steps":
+        steps = round(float(match[1]) * (1000 if match[2] else 1))
+        if steps >= 1:
+            return Budget(env_steps=steps)
+    elif match and not match[2] and float(match[1]) > 0:
+        return Budget(seconds=float(match[1]) * _UNITS[unit])
+    raise ValueError(
+        f"--budget {text}: give a positive time, 20m, 1.5h or 90s, or environment steps, 300000steps or 300ksteps"
+    )
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """`5` is the seeds 0 to 4, `3,7` these two.
+
+    Raises:
+        ValueError: No number, none at all, or one given twice.
+    """
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts or not all(part.isdecimal() for part in parts) or (len(parts) == 1 and int(parts[0]) < 1):
+        raise ValueError(f"--seeds {text}: give how many, at least 1, or the seeds themselves, e.g. 0,1,2")
+    if len(parts) == 1 and "," not in text:
+        return tuple(range(int(parts[0])))
+    seeds = tuple(int(part) for part in parts)
+    twice = [seed for seed in seeds if seeds.count(seed) > 1]
+    if twice:
+        raise ValueError(f"--seeds {text}: {twice[0]} is given twice")
+    return seeds
+
+
+def names(text: str | None, option: str) -> tuple[str, ...]:
+    """The names of a list with commas, each once.
+
+    Raises:
+        ValueError: One is empty or given twice.
+    """
+    if text is None:
+        return ()
+    found = tuple(part.strip() for part in text.split(","))
+    if not all(found):
+        raise ValueError(f"{option} {text}: a name is missing; separate them with single commas, without blanks")
+    twice = [name for name in found if found.count(name) > 1]
+    if twice:
+        raise ValueError(f"{option} {text}: {twice[0]} is given twice")
+    return found
+
+
+def _check_rest(rest: Sequence[str], own: Sequence[str]) -> None:
+    """Refuse options of `fit` that compare sets, and those that are neither's."""
+    for arg in rest:
+        name = arg.split("=")[0].removesuffix("+")
+        if name in _OWN:
+            raise ValueError(f"{name}: not for compare: {_OWN[name]}")
+        if name.startswith("--") and "." not in name and name not in _OF_FIT:
+            raise ValueError(f"unknown option {name}{did_you_mean(name, [*own, *_OF_FIT])}")
+
+
+def _count(option: str, text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"{option} {text}: must be a whole number of at least 1")
+    return int(text)
+
+
+def _share(option: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value <= 1:
+        raise ValueError(f"{option} {text}: must be a success rate in (0, 1]")
+    return value
+
+
+def command_parser() -> _Parser:
+    parser = _Parser(
+        prog="python -m gigpo_lightning compare",
+        usage="%(prog)s --config FILE (--algorithms A,B,... | --variants FILE) [options] [options of fit]",
+        description=(
+            "Train several variants with several seeds and compare them. Give the same command again to go on after an "
+            "interruption. Options that are not listed here go to every fit."
+        ),
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add(
+        "--algorithms", metavar="A,B,...", help="overlays algorithm/NAME.yaml; the first is what others are compared to"
+    )
+    add("--variants", metavar="FILE", help="a YAML file of variants, or a shipped one: lambda, curriculum, ...")
+    add("--seeds", metavar="N", help="how many, 0 to N-1, or the seeds themselves, 3,4,5 (default: 3)")
+    add("--budget", help="of each run: 300000steps of its environments, or 20m; default: the configuration's limits")
+    add(
+        "--evaluate", metavar="STAGES", help="stages whose unseen tasks all runs play (default: the first and the last)"
+    )
+    add("--checks", default="10", metavar="N", help="evaluations during a run, equally far apart (default: 10)")
+    add("--threshold", default="0.5", help="success rate whose first crossing is reported (default: 0.5)")
+    add("--jobs", default="1", metavar="N", help="runs side by side (default: 1)")
+    add("--threads", default="1", metavar="N", help="threads of each run (default: 1)")
+    add("--out", metavar="DIR", help="folder of the comparison (default: runs/compare/<name of the configuration>)")
+    add("--dry_run", action="store_true", help="check everything, show the commands and start none")
+    add("--report_only", action="store_true", help="start nothing, write the report of what is finished in --out")
+    add("--other_code", action="store_true", help="go on although the code has changed since the first run")
+    return parser
