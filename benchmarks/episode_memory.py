@@ -23,11 +23,11 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from benchmarks.machine import machine
 
 from gigpo_lightning.callbacks.anchor_library import AnchorLibrary
 from gigpo_lightning.datamodule import RolloutDataModule
 from gigpo_lightning.envs.alfworld.tasks import GeneratedTasks
+from gigpo_lightning.machine import machine
 from gigpo_lightning.module import GiGPOModule
 from gigpo_lightning.policy.scratch import ScratchPolicy
 from gigpo_lightning.rollout.context import SegmentRule
