@@ -7,12 +7,12 @@ episode is the collector's, what a turn deserves is `credit`'s, and the loss is 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-import numpy as np
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader
 
@@ -30,13 +30,13 @@ from gigpo_lightning.rollout.evaluation import EvaluationBatch, EvaluationRule, 
 from gigpo_lightning.rollout.iteration import Controls, IterationSpec, rollout_path, run_iteration
 from gigpo_lightning.rollout.loaders import Evaluations, Iterations
 from gigpo_lightning.rollout.minibatches import minibatches_of
-from gigpo_lightning.rollout.options import check_counts, check_processes, check_sampling
+from gigpo_lightning.rollout.options import check_counts, check_processes, check_replay, check_sampling
 from gigpo_lightning.rollout.player import Player, PlayRule
 from gigpo_lightning.rollout.preflight import check_first_prompt, check_places, claim_folder
+from gigpo_lightning.rollout.rating import rate_anew
+from gigpo_lightning.rollout.replay import ReplayCache, ReplayRule
 from gigpo_lightning.rollout.report import RolloutReport
-from gigpo_lightning.rollout.rescore import Rescored, no_rescore
 from gigpo_lightning.rollout.sampler import Sampler
-from gigpo_lightning.rollout.store import RolloutStore
 from gigpo_lightning.trajectory import Episode
 
 # Frozen, so that all datamodules may share them as defaults.
@@ -61,6 +61,7 @@ class RolloutDataModule(pl.LightningDataModule):
         max_turns: Turn limit of an episode, unless a curriculum sets it.
         credit: How turns are credited.
         segments: How episodes are cut into training rows.
+        replay: Whether groups without a success borrow a recent one of their task, and which; null for never.
         evaluation: What evaluations play.
         rows: Episodes under way at once.
         constrain: Sample among the admissible actions only, where the world lists them.
@@ -92,6 +93,7 @@ class RolloutDataModule(pl.LightningDataModule):
         max_turns: int = 50,
         credit: CreditRule = _CREDIT,
         segments: SegmentRule = _SEGMENTS,
+        replay: ReplayRule | None = None,
         evaluation: EvaluationRule = _EVALUATION,
         rows: int = 128,
         constrain: bool = True,
@@ -115,7 +117,8 @@ class RolloutDataModule(pl.LightningDataModule):
         self.tasks, self.transcripts = tasks, transcripts
         self.groups, self.members, self.passes, self.minibatches = groups, members, passes, minibatches
         self.max_tokens_per_batch, self.skip_zero_advantage = max_tokens_per_batch, skip_zero_advantage
-        self.crediting = Crediting(credit, max_tokens_per_batch)
+        check_replay(replay, credit)
+        self.crediting, self.replay = Crediting(credit, max_tokens_per_batch), ReplayCache(replay)
         self.segment_rule, self.evaluation, self.max_turns = segments, evaluation, max_turns
         self.rows, self.constrain, self.max_action_tokens = rows, constrain, max_action_tokens
         self.rollout_dir, self.keep_rollouts, self.seed = rollout_dir, keep_rollouts, seed
@@ -134,7 +137,8 @@ class RolloutDataModule(pl.LightningDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         stage = self.controls.stage.name if self.controls.stage else None
-        return {"iteration": self.iteration, "seed": self.seed, "stage": stage, "credit": self.crediting.state_dict()}
+        parts = {"credit": self.crediting.state_dict(), "replay": self.replay.state_dict()}
+        return {"iteration": self.iteration, "seed": self.seed, "stage": stage, **parts}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         fitting = self.trainer is None or self.trainer.state.fn == TrainerFn.FITTING
@@ -146,6 +150,7 @@ class RolloutDataModule(pl.LightningDataModule):
         self.iteration = int(state_dict["iteration"])
         self._reached = state_dict["stage"]
         self.crediting.load_state_dict(state_dict["credit"])
+        self.replay.load_state_dict(state_dict["replay"])
 
     # -- tasks ---------------------------------------------------------------------------------------------------------
 
@@ -180,15 +185,12 @@ class RolloutDataModule(pl.LightningDataModule):
 
     def play(self, jobs: Iterable[EpisodeJob], temperature: float) -> Iterator[Episode]:
         """Play the jobs with the present policy, which acts until all are asked for; episodes in order of the jobs."""
-        assert self.trainer is not None
-        with acting(self.policy, self.trainer.precision_plugin) as policy:
+        with self._acting() as policy:
             yield from self.player.play(policy, jobs, temperature)
 
-    def _rescore(self, store: RolloutStore, rows: np.ndarray, temperature: float, max_tokens: int) -> Rescored | None:
-        """What the policy says of rows that another engine sampled, as it acted."""
+    def _acting(self) -> AbstractContextManager[BasePolicy]:
         assert self.trainer is not None
-        with acting(self.policy, self.trainer.precision_plugin) as policy:
-            return self.player.sampler.rescore(policy, self.report.metrics, store, rows, temperature, max_tokens)
+        return acting(self.policy, self.trainer.precision_plugin)
 
     def collect(self) -> Iterator[Minibatch]:
         """Play, credit and report one iteration; yields its minibatches, a fixed number of them."""
@@ -196,7 +198,7 @@ class RolloutDataModule(pl.LightningDataModule):
         rank, world, iteration = self.trainer.global_rank, self.trainer.world_size, self.iteration
         self.iteration += 1
         folder = Path(self.rollout_dir or Path(self.trainer.log_dir or self.trainer.default_root_dir) / "rollouts")
-        with acting(self.policy, self.trainer.precision_plugin) as policy:  # to the end: credit may ask it, too
+        with self._acting() as policy:  # to the end: credit may ask it, too
             store, self.report = run_iteration(
                 IterationSpec(iteration, self.groups, self.members, self.seed, rank, world, self.transcripts),
                 self.controls,
@@ -205,6 +207,7 @@ class RolloutDataModule(pl.LightningDataModule):
                 partial(self.player.play, policy),
                 lambda: self.player.stats,
                 self.crediting.of_iteration(policy, self.controls.lam, self.controls.library, iteration),
+                self.replay,
                 rollout_path(folder, iteration, rank, self.keep_rollouts),
             )
         self.crediting.end_iteration(self.report.metrics, self.controls.lam, world)
@@ -218,7 +221,7 @@ class RolloutDataModule(pl.LightningDataModule):
             rank=rank,
             iteration=iteration,
             skip_zero_advantage=self.skip_zero_advantage,
-            rescore=self._rescore if self.player.sampler.is_foreign else no_rescore,
+            rescore=partial(rate_anew, self._acting, self.player.sampler, self.replay.rule, self.report.metrics, world),
         )
 
     # -- loaders -------------------------------------------------------------------------------------------------------

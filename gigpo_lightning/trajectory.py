@@ -66,7 +66,10 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """The turns of one attempt at a task, and the token rows they were sampled in."""
+    """The turns of one attempt at a task, and the token rows they were sampled in.
+
+    `age` is how many iterations ago it was played; more than 0 only for one that a group has borrowed.
+    """
 
     task_id: str
     instruction: str
@@ -74,6 +77,7 @@ class Episode:
     segments: tuple[Segment, ...]
     end: EndReason
     won: bool
+    age: int = 0
 
     @property
     def episode_return(self) -> float:

@@ -17,7 +17,15 @@ import pytest
 import yaml
 from torch.utils.tensorboard import SummaryWriter
 
-from benchmarks import anchor_levels, learning_curves, learning_views, trl_step, vocabulary_logprobs
+from benchmarks import (
+    anchor_levels,
+    episode_memory,
+    learning_curves,
+    learning_views,
+    long_episodes,
+    trl_step,
+    vocabulary_logprobs,
+)
 from gigpo_lightning import __main__, machine
 from gigpo_lightning.curriculum import load_stages
 
@@ -220,3 +228,49 @@ def test_the_grpo_step_writes_what_it_measures(tmp_path: Path, monkeypatch: pyte
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["rows"] == 16 and found["setting"]["words"] == 100
     assert found["machine"]["trl"] == "trl 1.0" and found["machine"]["cores"]
+
+
+# -- memory and episodes, long episodes --------------------------------------------------------------------------------
+
+
+def test_episode_memory_measures_an_iteration_and_says_what_is_above_the_start(tmp_path: Path) -> None:
+    found = episode_memory.measure(16, 2, tmp_path)
+    assert found["episodes"] == 16 and 16 <= found["turns"] <= 32
+    assert list(found["peak_mib"]) == ["start", "collection", "update", "end"]
+    assert all(peak["RssAnon"] > 10 and peak["RssFile"] > 10 for peak in found["peak_mib"].values())
+    peaks = {"start": 100, "collection": 130, "update": 145, "end": 141}
+    row = found | {"tokens": 2000, "file_mib": 3.2}
+    row["peak_mib"] = {phase: {"RssAnon": peak, "RssFile": peak + 5} for phase, peak in peaks.items()}
+    line = "| 16 | 2,000 | 3 MiB | 30 MiB | 45 MiB | 41 MiB | 45 MiB |"
+    assert episode_memory.table([row]).splitlines()[2] == line
+
+
+def test_long_episodes_plays_a_whole_conversation_with_one_memory_only() -> None:
+    options = long_episodes.parse(
+        ["out", "--turns", "1", "none", "--memory", "last-3", "anchors-6", "--seeds", "0", "4"]
+    )
+    pairs = [("1", "last-3"), ("1", "anchors-6"), ("none", "last-3")]
+    assert long_episodes.cells_of(options) == [(*pair, seed) for seed in (0, 4) for pair in pairs]
+    assert set(options.memory) <= set(long_episodes.MEMORY)
+
+
+def test_long_episodes_goes_on_and_averages_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for seed in (0, 1):
+        figures = dict.fromkeys(long_episodes.COLUMNS, 0.25 + 0.5 * seed)
+        cell = {"turns": "5", "memory": "last-3", "seed": seed, "env_steps": 70, "warm_episodes": 8, **figures}
+        (tmp_path / f"5-last-3-{seed}.json").write_text(json.dumps(cell))
+    command = [str(tmp_path), "--turns=5", "--memory=last-3", "--seeds", "0", "1", "--warm_episodes=8"]
+    long_episodes.main([*command, "--env_steps=70", f"--output={tmp_path / 'all.json'}"])  # starts no process
+    said = capsys.readouterr().out
+    assert "5-last-3-1: finished before" in said
+    assert said.splitlines()[-1].startswith("| 5 | last-3 | 0.50 | 0.50 |")
+    assert len(json.loads((tmp_path / "all.json").read_text())["cells"]) == 2
+    with pytest.raises(ValueError, match="made with another env_steps"):
+        long_episodes.main([*command, "--env_steps=71"])
+
+
+def test_a_cell_of_long_episodes_trains_and_is_evaluated(tmp_path: Path) -> None:
+    found = long_episodes.measure(5, "changes-6", 0, env_steps=1, warm_episodes=2)
+    assert found["iterations"] == 1 and len(found["curve"]) == 1
+    assert found["segments"]["keyframes"] == "changes" and found["segments"]["keep_last"] == 3
+    assert all(found[name] >= 0 for name in long_episodes.COLUMNS)

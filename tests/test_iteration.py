@@ -20,6 +20,7 @@ from gigpo_lightning.rollout.iteration import Controls, IterationSpec, played_gr
 from gigpo_lightning.rollout.plan import GroupJob
 from gigpo_lightning.rollout.player import Player, PlayRule
 from gigpo_lightning.rollout.pool import InProcessPool
+from gigpo_lightning.rollout.replay import ReplayCache
 from gigpo_lightning.rollout.report import RolloutReport
 from gigpo_lightning.rollout.sampler import Sampler
 from gigpo_lightning.rollout.store import RolloutStore
@@ -60,7 +61,15 @@ def run(
     spec = IterationSpec(0, GROUPS, MEMBERS, 0, 0, 1, transcripts=5, credited_episodes=credited_episodes)
     controls = Controls(temperature=1.5, rehearsal=(STAGES["two"],))
     return run_iteration(
-        spec, controls, STAGES["three"], lambda s: TASKS[s.name], play, CollectorStats, crediting, path
+        spec,
+        controls,
+        STAGES["three"],
+        lambda s: TASKS[s.name],
+        play,
+        CollectorStats,
+        crediting,
+        ReplayCache(None),
+        path,
     )
 
 

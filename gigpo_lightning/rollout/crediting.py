@@ -18,8 +18,8 @@ from gigpo_lightning.detectors.named import make_detector
 from gigpo_lightning.policy.base import BasePolicy
 from gigpo_lightning.policy.embedding import observation_embeddings
 from gigpo_lightning.rollout.collection import CreditRule
-from gigpo_lightning.rollout.iteration import gathered
 from gigpo_lightning.rollout.library_baseline import Library
+from gigpo_lightning.rollout.processes import gathered
 from gigpo_lightning.rollout.values import rate
 from gigpo_lightning.trajectory import Group
 

@@ -11,11 +11,10 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice, tee
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
-
-import torch
+from typing import Protocol, TypeVar
 
 from gigpo_lightning.credit import Credit, Values
 from gigpo_lightning.curriculum import Stage
@@ -24,6 +23,8 @@ from gigpo_lightning.rollout.collection import add_to_report
 from gigpo_lightning.rollout.collector import CollectorStats, EpisodeJob
 from gigpo_lightning.rollout.library_baseline import Library
 from gigpo_lightning.rollout.plan import GroupJob, plan_iteration
+from gigpo_lightning.rollout.processes import gathered
+from gigpo_lightning.rollout.replay import ReplayCache
 from gigpo_lightning.rollout.report import RolloutReport
 from gigpo_lightning.rollout.store import RolloutStore, RolloutWriter, merged_moments
 from gigpo_lightning.rollout.task_choice import TaskSignal, count_classes
@@ -98,6 +99,7 @@ def run_iteration(
     play: Play,
     stats: Callable[[], CollectorStats],
     crediting: GroupCredit,
+    replay: ReplayCache,
     path: Path,
 ) -> tuple[RolloutStore, RolloutReport]:
     """Play the groups of an iteration, credit them, write them to `path` and report.
@@ -110,6 +112,7 @@ def run_iteration(
         play: Plays episodes.
         stats: What they cost.
         crediting: Credits the groups, some at a time.
+        replay: Lends successes to groups without one.
         path: The file to write.
     """
     clock = _Clock()
@@ -135,15 +138,16 @@ def run_iteration(
     with RolloutWriter(path) as writer:
         while part := list(islice(groups, max(1, spec.credited_episodes // spec.members))):
             clock.lap("play")
+            names, classes = zip(*islice(noted, len(part)), strict=True)
+            report.tally.add_classes(count_classes(classes, part))
+            part = replay.exchange(part, spec.iteration)
             values = crediting.values(part)
             clock.lap("credit" if values is None else "values")
             credit = crediting.credit(part, values)
             credit = replace(credit, step_group_ids=credit.step_group_ids + step_groups)  # unique in the file
             step_groups += len(credit.step_group_sizes)
             clock.lap("credit")
-            names, classes = zip(*islice(noted, len(part)), strict=True)
             add_to_report(report, part, names, credit, spec.transcripts)
-            report.tally.add_classes(count_classes(classes, part))
             clock.lap("report")
             writer.write(part, names, credit)
             clock.lap("store")
@@ -163,6 +167,7 @@ def run_iteration(
     if has_critic:
         figures["time/values_s"] = clock.laps["values"]
     report.settle(_over_processes(figures, spec.world))
+    report.metrics.update(replay.end_iteration(spec.iteration, partial(gathered, world=spec.world)))
     return store, report
 
 
@@ -257,12 +262,3 @@ def _over_processes(figures: dict[str, float], world: int) -> dict[str, float]:
     every = gathered(figures, world)
     values = {name: [one[name] for one in every] for name in figures}
     return {n: sum(v) if n.endswith(("_per_s", "_errors")) else max(v) for n, v in values.items()}
-
-
-def gathered(own: Any, world: int) -> list[Any]:
-    """The values of all processes, in order of rank."""
-    if world == 1:
-        return [own]
-    every: list[Any] = [None] * world
-    torch.distributed.all_gather_object(every, own)
-    return every

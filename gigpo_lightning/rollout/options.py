@@ -11,6 +11,7 @@ from gigpo_lightning.estimators import CRITIC_ESTIMATORS
 from gigpo_lightning.functional.losses import AGGREGATIONS, RATIOS
 from gigpo_lightning.policy.critic import CriticRule
 from gigpo_lightning.rollout.collection import CreditRule
+from gigpo_lightning.rollout.replay import ReplayRule
 
 
 def check_loss(
@@ -140,6 +141,19 @@ def check_sampling(
         f"data.entropy_coef={entropy_coef}: must be at least 0; 0 is off, 0.01 a usual value",
     )
     _require(0 < env_deadline_s < inf, f"data.env_deadline_s={env_deadline_s}: must be positive, 60 is usual")
+
+
+def check_replay(replay: ReplayRule | None, credit: CreditRule) -> None:
+    """Groups that borrow successes must be what the estimator compares.
+
+    Raises:
+        ValueError: The estimator has a critic.
+    """
+    _require(
+        replay is None or not credit.needs_critic,
+        f"data.replay: data.credit.estimator={credit.estimator} compares with a critic, not within groups; take gigpo, "
+        "grpo, rloo or step, or replay=null",
+    )
 
 
 def _require(holds: bool, message: str) -> None:

@@ -35,7 +35,8 @@ class Tally:
         """Count groups and their credit."""
         for group, stage in zip(groups, stages, strict=True):
             for episode in group.episodes:
-                self._add_episode(episode, stage, group.task_type)
+                if not episode.age:  # a borrowed one was counted when it was played
+                    self._add_episode(episode, stage, group.task_type)
         if credit.library_steps is not None:
             self.sums["library_steps"] += credit.library_steps
         for name, value in credit.sums.items():

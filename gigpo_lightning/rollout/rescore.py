@@ -35,13 +35,17 @@ class Rescored:
     def correct(self, micro: MicroBatch, rows: Sequence[int]) -> MicroBatch:
         """The micro-batch of these rows with the policy's own old log-probs and the weights.
 
-        Raises:
-            KeyError: A row was not rated.
+        A row that was not rated keeps its log-probs, and its weights are 1.
         """
+        if not any(row in self.logprobs for row in rows):
+            return micro
+        row_of_chosen = torch.bucketize(micro.chosen, torch.tensor(micro.lengths).cumsum(0), right=True)
+        sampled = micro.old_logprobs.split(torch.bincount(row_of_chosen, minlength=len(rows)).tolist())
+        pairs = list(zip(rows, sampled, strict=True))
         return replace(
             micro,
-            old_logprobs=torch.cat([self.logprobs[row] for row in rows]),
-            importance=torch.cat([self.importance[row] for row in rows]),
+            old_logprobs=torch.cat([self.logprobs.get(row, own) for row, own in pairs]),
+            importance=torch.cat([self.importance.get(row, torch.ones_like(own)) for row, own in pairs]),
         )
 
 

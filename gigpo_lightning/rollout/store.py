@@ -12,6 +12,7 @@ from types import TracebackType
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from gigpo_lightning.batch import MicroBatch, PackRow, pack
 from gigpo_lightning.credit import Credit
@@ -45,6 +46,7 @@ SCHEMA = pa.schema(
         ("instruction", pa.string()),
         ("end", pa.string()),
         ("won", pa.bool_()),
+        ("age", pa.int32()),
         ("first_turn", pa.int32()),
         ("token_ids", pa.list_(pa.int32())),
         ("response_mask", pa.list_(pa.bool_())),
@@ -109,6 +111,7 @@ class RolloutWriter:
                 "instruction": episode.instruction,
                 "end": episode.end.value,
                 "won": episode.won,
+                "age": episode.age,
                 "first_turn": span.start,
                 **{name: getattr(segment, name) for name in Segment.__slots__},
                 "observation": [t.observation for t in turns],
@@ -141,12 +144,13 @@ class RolloutWriter:
 class RolloutStore:
     """A written file, memory-mapped: rows are read when a minibatch needs them.
 
-    Nothing but the three figures of every row is copied: pages of the file come and go as the system sees fit.
+    Nothing but these figures of every row is copied: pages of the file come and go as the system sees fit.
 
     Attributes:
         token_counts: int64 [rows], tokens of each row.
         chosen_counts: float64 [rows], tokens that the policy chose.
         teaches: bool [rows], whether any turn of the row has an advantage other than 0.
+        ages: int32 [rows], how many iterations ago each row was sampled.
         valued: bool [rows], whether a critic has values of its turns to learn.
     """
 
@@ -158,6 +162,7 @@ class RolloutStore:
         self.token_counts = self._of_rows("token_ids", _lengths)
         self.chosen_counts = self._of_rows("response_mask", _row_sums)
         self.teaches = self._of_rows("advantage", _row_sums) > 0
+        self.ages = self._of_rows("age", np.asarray)
         self.valued = self._of_rows("value_target", _lengths) > 0
         self._mean, self._scale = 0.0, 1.0
 
@@ -170,8 +175,8 @@ class RolloutStore:
         own = [_moments(part) for part in self._parts]
         return merged_moments(own)
 
-    def _of_rows(self, name: str, measure: Callable[[pa.ListArray], np.ndarray]) -> np.ndarray:
-        """A figure of every row from a list column, part by part."""
+    def _of_rows(self, name: str, measure: Callable[[pa.Array], np.ndarray]) -> np.ndarray:
+        """A figure of every row from a column, part by part."""
         return np.concatenate([np.zeros(0, np.int64), *(measure(part.column(name)) for part in self._parts)])
 
     def __len__(self) -> int:
@@ -205,8 +210,9 @@ class RolloutStore:
         return pack([self._pack_row(row) for row in rows])
 
     def credit_tables(self) -> Iterator[CreditTable]:
-        """The turns of the written groups, as many at a time as were written at a time."""
-        for part in self._parts:
+        """The turns that were played in this iteration, as many at a time as were written at a time."""
+        for written in self._parts:
+            part = written.filter(pc.equal(written.column("age"), 0))
             turns = _lengths(part.column("anchor"))
             tasks, stages = (np.repeat(part.column(name).to_pylist(), turns).tolist() for name in ("task_id", "stage"))
             yield CreditTable(

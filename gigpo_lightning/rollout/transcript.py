@@ -16,7 +16,8 @@ def transcript(episode: Episode, notes: Sequence[str] | None = None) -> str:
         note = f"    | {notes[number]}" if notes else f"    | reward {turn.reward:g}" if turn.reward else ""
         answer = [f"     : {line}" for line in turn.answer.splitlines()]
         lines += [turn.observation, *answer, f"  {number + 1:>2} > {turn.action}{flags}{note}"]
-    lines.append(f"[{'won' if episode.won else 'not won'}, {episode.end.value}, {len(episode.turns)} turns]")
+    age = f", borrowed from {episode.age} iterations ago" if episode.age else ""
+    lines.append(f"[{'won' if episode.won else 'not won'}, {episode.end.value}, {len(episode.turns)} turns{age}]")
     return "\n".join(lines)
 
 
