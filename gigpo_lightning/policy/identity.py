@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from torch.distributed.fsdp import FSDPModule
+
 from gigpo_lightning.policy.base import BasePolicy
 
 # The entry for the class, beside the options.
@@ -15,7 +17,7 @@ _SHOWN = 3
 
 def identity_of(policy: BasePolicy) -> dict[str, Any]:
     """What a checkpoint says of its policy: plain values."""
-    return {_CLASS: type(policy).__name__, **policy.identity()}
+    return {_CLASS: _class_name(policy), **policy.identity()}
 
 
 def check_same_policy(saved: Mapping[str, Any] | None, policy: BasePolicy) -> None:
@@ -42,3 +44,8 @@ def check_same_policy(saved: Mapping[str, Any] | None, policy: BasePolicy) -> No
         f"the checkpoint is of another policy: {what}; name a checkpoint file of this policy with --ckpt_path, or give "
         "the options of the checkpoint's run"
     )
+
+
+def _class_name(policy: BasePolicy) -> str:
+    """The policy's own class: spreading its weights over processes puts one in front of it."""
+    return next(kind.__name__ for kind in type(policy).__mro__ if not issubclass(kind, FSDPModule))
