@@ -28,10 +28,10 @@ import numpy as np
 import torch
 
 from benchmarks.episode_memory import Watch
-from gigpo_lightning.callbacks.evaluation_files import write_json
 from gigpo_lightning.callbacks.warm_start import WarmStart
 from gigpo_lightning.datamodule import RolloutDataModule
 from gigpo_lightning.envs.alfworld.tasks import GeneratedTasks
+from gigpo_lightning.files import write_json
 from gigpo_lightning.machine import machine
 from gigpo_lightning.module import GiGPOModule
 from gigpo_lightning.policy.scratch import ScratchPolicy

@@ -24,14 +24,14 @@ from gigpo_lightning.callbacks.seam import find
 from gigpo_lightning.cli import GiGPOCLI
 from gigpo_lightning.cli_checks import check_options
 from gigpo_lightning.cli_plan_needs import CONTEXT_BYTES, Needs, Planner, Setup
-from gigpo_lightning.cli_plan_probe import ProbeClock, measured_peak, whole_run
+from gigpo_lightning.cli_plan_probe import ProbeClock, whole_run
 from gigpo_lightning.cli_plan_savings import savings
 from gigpo_lightning.cli_plan_split import Split, check_spreadable, split_of
 from gigpo_lightning.cli_plan_table import Room, show_memory, show_probe, show_work
 from gigpo_lightning.cli_plan_work import works_of
 from gigpo_lightning.cli_quiet import quieten
 from gigpo_lightning.cli_ranks import is_one_of_several
-from gigpo_lightning.memory import free_memory, parse_size, whole_memory
+from gigpo_lightning.memory import free_memory, parse_size, peak_memory, whole_memory
 from gigpo_lightning.placement import settle_precision
 from gigpo_lightning.rollout.options import check_processes
 from gigpo_lightning.rollout.random_play import Work
@@ -131,9 +131,8 @@ class PlanCLI(GiGPOCLI):
         listed = listed if isinstance(listed, list) else [listed]
         trainer["callbacks"] = [c for c in listed if c["class_path"].rsplit(".")[-1] not in _LEFT_OUT]
         options["data"]["rollout_dir"] = None
-        options["data"]["skip_zero_advantage"] = (
-            False  # an untrained policy may win nothing, and no update would be seen
-        )
+        # An untrained policy may win nothing, and no update would be seen.
+        options["data"]["skip_zero_advantage"] = False
         options["runs_dir"], options["ckpt_path"] = str(self.folder), None
         super().before_instantiate_classes()
 
@@ -252,7 +251,7 @@ class PlanCLI(GiGPOCLI):
         seconds = self.clock.seconds()
         data = self.datamodule
         iterations, total_s = whole_run(self.limits, data.passes * data.minibatches, seconds["total"])
-        peak = measured_peak(self.trainer.strategy.root_device)
+        peak = peak_memory(self.trainer.strategy.root_device)
         show_probe(seconds, data.groups * data.members, iterations, total_s, peak, room.on_gpu)
         return {
             "probe": {"seconds_per_iteration": seconds, "peak_bytes": peak},

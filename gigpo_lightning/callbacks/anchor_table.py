@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from gigpo_lightning.files import replacing
 from gigpo_lightning.rollout.library_baseline import KnownReturns
 
 _INTEGERS = ("visits", "first_seen", "last_seen")
@@ -182,15 +183,12 @@ class AnchorTable:
         """Write an Arrow file, readable with pyarrow or pandas; whole or not at all."""
         schema = _SCHEMA.with_metadata({**_SCHEMA.metadata, b"scope": self.scope.encode()})
         table = pa.table({name: pa.array(getattr(self, name)) for name in schema.names}, schema=schema)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.partial")
-        try:
-            with pa.OSFile(str(partial), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
-                writer.write_table(table)
-            partial.replace(path)
-        except OSError:
-            partial.unlink(missing_ok=True)
-            raise
+        with (
+            replacing(path) as partial,
+            pa.OSFile(str(partial), "wb") as sink,
+            pa.ipc.new_file(sink, table.schema) as writer,
+        ):
+            writer.write_table(table)
 
     @classmethod
     def load(cls, path: Path) -> AnchorTable:

@@ -10,7 +10,6 @@ from typing import Any
 
 import yaml
 
-from gigpo_lightning.callbacks.evaluation_files import write_json
 from gigpo_lightning.cli_config import resolve_configs, run_name
 from gigpo_lightning.compare.folder import Run, begun_runs, open_folder, read_plan, settle_folder
 from gigpo_lightning.compare.options import Options, parse
@@ -19,6 +18,7 @@ from gigpo_lightning.compare.report import markdown, summary
 from gigpo_lightning.compare.runner import Runner, fit_command
 from gigpo_lightning.compare.settle import settle
 from gigpo_lightning.compare.variants import collect
+from gigpo_lightning.files import write_json
 from gigpo_lightning.machine import code_digest, machine
 
 _NEEDED = ("scipy", "matplotlib")

@@ -19,10 +19,10 @@ from typing import Any
 
 import yaml
 
-from gigpo_lightning.callbacks.evaluation_files import write_json
 from gigpo_lightning.callbacks.learning_curve import FILE as CURVE_FILE
 from gigpo_lightning.cli_run import RunFolder, take
 from gigpo_lightning.compare.settle import dump
+from gigpo_lightning.files import replacing, write_json
 
 PLAN, LOG, ATTEMPTS, RUN = "plan.json", "fit.log", "attempts.json", "run.json"
 _SAME = ("code", "threads", "budget")  # of the plan, what all runs share; the rest is how it was last started
@@ -153,10 +153,8 @@ def settle_folder(
     for name, config in configs.items():
         path = out / name / "config.yaml"
         if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            partial = path.with_suffix(".partial")
-            partial.write_text(dump(config), encoding="utf-8")
-            partial.replace(path)
+            with replacing(path) as partial:
+                partial.write_text(dump(config), encoding="utf-8")
 
 
 def read_plan(out: Path) -> dict[str, Any]:
