@@ -6,6 +6,7 @@ Knows nothing about training.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,15 @@ _SCHEMA = pa.schema(
     + [(name, pa.float64()) for name in _FLOATS],
     metadata={"format": _FORMAT},
 )
+
+
+def keys_of(scope: str, task_ids: Sequence[str], anchors: Sequence[str], texts: Sequence[str]) -> Sequence[str]:
+    """The keys of turns, given by task, anchor key and observation; what they are is `AnchorTable.scope`'s to say."""
+    if scope == "world":
+        return anchors
+    if scope == "text":
+        return [hashlib.blake2b(text.encode(), digest_size=12).hexdigest() for text in texts]
+    return [f"{task}|{anchor}" for task, anchor in zip(task_ids, anchors, strict=True)]
 
 
 class AnchorTable:
@@ -102,10 +112,8 @@ class AnchorTable:
         known = rows >= 0
         found = KnownReturns(np.zeros(len(rows), np.int64), np.zeros(len(rows)), np.zeros(len(rows)))
         at = rows[known]
-        visits = self.visits[at]
-        variance = np.where(visits > 1, self.m2[at] / np.maximum(visits - 1, 1), 0.0)
-        for column, values in zip(found, (visits, self.mean[at], variance), strict=True):
-            column[known] = values
+        for column, values in zip(found, (self.visits, self.mean, self.variance()), strict=True):
+            column[known] = values[at]
         return found
 
     def merge(self, other: AnchorTable) -> None:
