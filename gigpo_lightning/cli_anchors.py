@@ -12,9 +12,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from gigpo_lightning.callbacks.anchor_table import AnchorTable
+from gigpo_lightning.callbacks.anchor_table import FILE, AnchorTable
 
-FILE = "anchors.arrow"
 SORTS = ("visits", "return", "spread", "recent")
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch.distributed as dist
 from lightning.pytorch.callbacks import Callback
 
-from gigpo_lightning.callbacks.anchor_table import SCOPES, AnchorTable, keys_of
+from gigpo_lightning.callbacks.anchor_table import FILE, SCOPES, AnchorTable, keys_of
 from gigpo_lightning.callbacks.output_place import check_file
 from gigpo_lightning.callbacks.projector import project
 from gigpo_lightning.callbacks.seam import Rollouts, rollouts
@@ -134,7 +134,7 @@ class AnchorLibrary(Callback):
             )
 
     def _path(self, trainer: pl.Trainer) -> Path:
-        return Path(self.save_to) if self.save_to else Path(trainer.default_root_dir) / "anchors.arrow"
+        return Path(self.save_to) if self.save_to else Path(trainer.default_root_dir) / FILE
 
     def state_dict(self) -> dict[str, Any]:
         """The whole table."""

@@ -22,6 +22,7 @@ _INTEGERS = ("visits", "first_seen", "last_seen")
 _FLOATS = ("mean", "m2")
 _TEXTS = ("keys", "texts", "stages")
 _FORMAT = b"gigpo_lightning anchors 2"
+FILE = "anchors.arrow"  # in a run's folder, where no other place is given
 SCOPES = ("task", "world", "text")
 _SCOPES = tuple(scope.encode() for scope in SCOPES)
 _SCHEMA = pa.schema(
