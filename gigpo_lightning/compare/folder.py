@@ -173,7 +173,8 @@ def begun_runs(out: Path, variants: Sequence[str], seeds: Sequence[int]) -> list
     """The runs that have a folder, in the order of `variants` and seeds; of all seeds where none are named."""
     found = []
     for variant in variants:
-        folders = {int(path.name.removeprefix("seed_")): path for path in (out / variant).glob("seed_*")}
+        numbered = [(path.name.removeprefix("seed_"), path) for path in (out / variant).glob("seed_*")]
+        folders = {int(number): path for number, path in numbered if number.isdecimal()}  # no copy of the user's
         found += [Run(variant, seed, folders[seed]) for seed in sorted(folders) if not seeds or seed in seeds]
     return found
 
