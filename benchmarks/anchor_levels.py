@@ -91,7 +91,8 @@ class Sums:
 def play(task: Task, horizon: int, noise: float, rng: random.Random) -> tuple[list[Step], bool]:
     """One episode of the explorer, with a random action in place of its own with probability `noise`."""
     env, explorer = AlfworldEnv(), Explorer()
-    heard, seen, won = env.reset(task), [], False
+    heard, won = env.reset(task), False
+    seen: list[tuple[dict[str, str], tuple[str, tuple[str, ...]]]] = []
     while len(seen) < horizon and not won:
         possible, is_random = env.admissible_actions(), rng.random() < noise
         state = env.simulator

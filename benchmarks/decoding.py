@@ -137,7 +137,8 @@ def engine_says(engine: DecodingEngine, plans: Sequence[Plan], rows: int) -> int
     """Play all episodes with the engine; returns the tokens of their answers."""
     engine.begin(rows, 1.0)
     queue = list(enumerate(plans))[::-1]
-    free, live = list(range(rows)), {}
+    free = list(range(rows))
+    live: dict[int, Any] = {}
     said_tokens = 0
     while queue or live:
         while queue and free:

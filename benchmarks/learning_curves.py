@@ -95,7 +95,7 @@ def main(argv: Sequence[str]) -> int:
     wanted = [(variant, seed) for seed in options.seeds for variant in options.variants]
     if not options.draw_only:
         with ThreadPoolExecutor(options.jobs) as pool:
-            list(pool.map(lambda pair: run_once(*pair, options), wanted))
+            list(pool.map(lambda pair: run_once(pair[0], pair[1], options), wanted))
     folders = [options.out / f"{variant}-{seed}" for variant in options.variants for seed in options.seeds]
     begun = [folder for folder in folders if (folder / "config.yaml").exists()]
     runs = [run for run in map(read_run, begun) if run["stage"]]

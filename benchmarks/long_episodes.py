@@ -208,8 +208,8 @@ def main(argv: Sequence[str]) -> None:
         cell = {"turns": turns, "memory": memory, "seed": seed, **asked, **found, "machine": machine("lightning")}
         write_json(options.out / f"{turns}-{memory}-{seed}.json", cell)
         return
-    for cell in wanted if not options.draw_only else []:
-        run_cell(*cell, options)
+    for one in wanted if not options.draw_only else []:
+        run_cell(*one, options)
     paths = [options.out / f"{turns}-{memory}-{seed}.json" for turns, memory, seed in wanted]
     cells = [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
     print(f"\n{table(cells)}")

@@ -92,8 +92,9 @@ def figures(overlay: str, folder: Path, tokenizer: Path | None) -> dict[str, Any
     options = yaml.safe_load(find_file("configs", overlay).read_text(encoding="utf-8"))
     model = options["model"]["policy"]["init_args"]["model"]
     sizes()[model].save_pretrained(folder)
-    for name in TOKENIZER_FILES if tokenizer else ():
-        shutil.copy(tokenizer / name, folder)
+    if tokenizer is not None:
+        for name in TOKENIZER_FILES:
+            shutil.copy(tokenizer / name, folder)
     args = ["--config", "alfworld.yaml", "--config", overlay, "--model.policy.init_args.model", str(folder)]
     with contextlib.redirect_stdout(io.StringIO()):
         run_plan([*args, "--memory=80GiB", "--json", str(folder / "plan.json")])

@@ -163,7 +163,9 @@ class Ours:
 
     def __init__(self, folder: str, data: Completions, max_tokens: int, constant: float) -> None:
         self.policy = GivenModel(load_model(folder, "float32")).train()
-        self.reference = self.policy.make_reference()
+        reference = self.policy.make_reference()
+        assert reference is not None  # all weights are trained: a frozen copy
+        self.reference = reference
         self.model, self.constant = self.policy.model, constant
         self.optimizer = torch.optim.AdamW(self.policy.parameters(), lr=LR)
         groups = np.arange(len(data.prompts)) // data.members

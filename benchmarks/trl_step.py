@@ -34,15 +34,16 @@ from gigpo_lightning.machine import machine
 def compare(trl: TRL, ours: Ours) -> list[dict[str, Any]]:
     """Loss and gradient by every way of averaging, with and without KL; the models are the same and do not change."""
     rows = []
+    both: tuple[TRL | Ours, ...] = (trl, ours)
     for average in AVERAGES:
         for kl in (False, True):
             losses, gradients = [], []
-            for side in (trl, ours):
+            for side in both:
                 side.optimizer.zero_grad()
                 losses.append(side.backward(average, kl))
                 gradients.append(torch.cat([p.grad.flatten() for p in side.model.parameters()]))
             wanted, found = gradients
-            row = {"loss_type": average, "aggregation": AVERAGES[average], "kl": kl}
+            row: dict[str, Any] = {"loss_type": average, "aggregation": AVERAGES[average], "kl": kl}
             row |= {"loss_trl": losses[0], "loss": losses[1]}
             row["gradient_difference_largest"] = float((found - wanted).abs().max() / wanted.abs().max())
             row["gradient_difference_norm"] = float((found - wanted).norm() / wanted.norm())
@@ -53,10 +54,11 @@ def compare(trl: TRL, ours: Ours) -> list[dict[str, Any]]:
 def measure(trl: TRL, ours: Ours, repeats: int) -> list[dict[str, Any]]:
     """Seconds of processor time of a whole step, best of the repeats; the two take turns."""
     rows = []
+    both: tuple[TRL | Ours, ...] = (trl, ours)
     for kl in (False, True):
         best = [float("inf")] * 2
         for _ in range(repeats):
-            for i, side in enumerate((trl, ours)):
+            for i, side in enumerate(both):
                 begin = time.process_time()
                 side.optimizer.zero_grad()
                 side.backward("bnpo", kl, refer=kl)

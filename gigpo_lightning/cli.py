@@ -29,7 +29,7 @@ from gigpo_lightning.callbacks.time_limit import TimeLimit
 from gigpo_lightning.cli_checks import check_callbacks, check_nulls, check_options
 from gigpo_lightning.cli_config import resolve_configs, run_name, saved_config
 from gigpo_lightning.cli_errors import fail, option_message, show_traceback
-from gigpo_lightning.cli_faults import Constructors, is_bad_input, message
+from gigpo_lightning.cli_faults import Constructors, end_if_left_alone, is_bad_input, message
 from gigpo_lightning.cli_interrupt import end_interrupted, is_interrupt
 from gigpo_lightning.cli_logger import RunLogger
 from gigpo_lightning.cli_place import Place, agreed_place, place_run
@@ -228,6 +228,7 @@ class GiGPOCLI(LightningCLI):
 
     def _end_if_bad_input(self, error: Exception) -> None:
         """End with one message if the error is bad input."""
+        end_if_left_alone(error, rank())
         cause = self.constructors.cause(error)
         if is_bad_input(cause, self.begun.yes) and not show_traceback():
             where = self.place.folder.path if self.place is not None else None

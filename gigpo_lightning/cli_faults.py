@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import re
+import sys
 import traceback
 from pathlib import Path
 from types import ModuleType
@@ -13,11 +15,16 @@ import yaml
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 import gigpo_lightning
+from gigpo_lightning.cli_errors import show_traceback
 
 # What constructors and set-up raise for options they cannot use.
 BAD_INPUT_TYPES = (ValueError, TypeError, OSError, ImportError, NotImplementedError, MisconfigurationException)
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EIO)
 _OTHER_MODEL = "Error(s) in loading state_dict"
+
+
+# What torch's exchange between processes says when one of them is gone: gloo, NCCL and the store.
+_LOST = re.compile(r"gloo|connection (closed|reset|refused)|broken pipe|nccl|recvValue failed", re.IGNORECASE)
 
 
 class Constructors:
@@ -55,6 +62,20 @@ def is_bad_input(error: Exception, begun: bool) -> bool:
         return isinstance(error, BAD_INPUT_TYPES) or str(error).startswith(_OTHER_MODEL)
     disk = isinstance(error, OSError) and error.errno in _DISK_ERRORS
     return disk or (isinstance(error, (ValueError, OSError)) and _raised_by(error, gigpo_lightning))
+
+
+def end_if_left_alone(error: Exception, rank: int) -> None:
+    """End with one line where an exchange failed because another process of the run has ended."""
+    lost = isinstance(error, RuntimeError) and _LOST.search(str(error)) is not None and _raised_by_torch(error)
+    if lost and not show_traceback():
+        print(f"process {rank}: another process of this run has ended; its own message says why", file=sys.stderr)
+        sys.exit(1)
+
+
+def _raised_by_torch(error: Exception) -> bool:
+    """Whether the innermost line is one of torch.distributed."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and "distributed" in Path(frames[-1].filename).parts
 
 
 def message(error: Exception, folder: Path | None) -> str:

@@ -26,6 +26,7 @@ LIBRARIES = {
     "peft": "peft",
     "jsonargparse": "jsonargparse",
     "tensorboard": "tensorboard.program",  # the program needs more than the package
+    "rapidfuzz": "rapidfuzz.distance",
     "pyarrow": "pyarrow",
     "numpy": "numpy",
     "pyyaml": "yaml",

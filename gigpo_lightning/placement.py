@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from gigpo_lightning.policy.base import BasePolicy
+from gigpo_lightning.policy.casts import kept_casts
 from gigpo_lightning.sharding import FullyShardedStrategy, gathered
 
 _TRAINING = (SingleDeviceStrategy, DDPStrategy, FullyShardedStrategy)
@@ -95,7 +96,7 @@ def acting(policy: BasePolicy, precision: Precision) -> Iterator[BasePolicy]:
     training = policy.training
     policy.eval()
     try:
-        with gathered(policy), precision.forward_context():
+        with gathered(policy), precision.forward_context(), kept_casts():
             yield policy
     finally:
         policy.train(training)

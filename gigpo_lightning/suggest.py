@@ -11,5 +11,6 @@ def did_you_mean(given: str, known: Sequence[str], quote: str = "", cutoff: floa
 
     `cutoff` in [0, 1] is how like it must be; long names of which a part was given need less.
     """
-    close = difflib.get_close_matches(given, known, n=1, cutoff=cutoff)
+    others = [name for name in known if name != given]  # the same name may be known elsewhere
+    close = difflib.get_close_matches(given, others, n=1, cutoff=cutoff)
     return f"; did you mean {quote}{close[0]}{quote}?" if close else ""

@@ -22,7 +22,7 @@ from gigpo_lightning.policy.critic import CriticRule
 from gigpo_lightning.policy.scratch import ScratchPolicy
 from gigpo_lightning.rollout.collection import CreditRule
 from gigpo_lightning.rollout.collector import Collector, EpisodeJob
-from gigpo_lightning.rollout.context import SegmentRule
+from gigpo_lightning.rollout.context import EpisodeContext, SegmentRule
 from gigpo_lightning.rollout.demonstrations import pack_row
 from gigpo_lightning.rollout.iteration import _mean_and_scale
 from gigpo_lightning.rollout.pool import InProcessPool
@@ -125,15 +125,23 @@ def test_an_episode_at_its_context_limit_shows_the_state_it_was_left_in() -> Non
 
 
 def test_a_last_state_beyond_the_models_positions_keeps_its_end() -> None:
-    whole, cut = with_critic(), with_critic(max_positions=100)
-    rule = SegmentRule(turns=1, keep_last=9, max_tokens=36)
-    pairs = zip(play(whole, rule, 9), play(cut, rule, 9), strict=True)
-    longest = [(a.segments[-1], b.segments[-1]) for a, b in pairs if a.end is EndReason.CONTEXT_LIMIT]
-    assert longest
-    for one, other in longest:
-        assert other.token_ids == one.token_ids[-100:]
-        assert other.answer_starts == [len(other.token_ids)]
-        assert len(other.token_ids) == len(other.turn_index) == len(other.response_mask) == len(other.logprobs)
+    """An observation longer than all that the model reads opens a segment of its own, of which the end is kept."""
+    policy = with_critic()
+    start = (policy.prompt, RULES["growing"], "take the cup", "you see 3 box .")
+    contexts = [EpisodeContext(*start, anchor="a") for _ in range(2)]
+    for context, positions in zip(contexts, (None, 20), strict=True):
+        context.force(policy.prompt.action_ids("open box 1"))
+        context.observe("in it is a " + "cup " * 300, 8, anchor="b", reward=0.0)
+        context.leave_open(positions)
+    whole, cut = (context.segments()[-1] for context in contexts)
+    assert len(whole.token_ids) > 300
+    assert cut.token_ids == whole.token_ids[-20:]
+    for segment in (whole, cut):
+        assert segment.is_left_open
+        assert segment.answer_starts == [len(segment.token_ids)]
+        assert segment.turn_index == [-1] * len(segment.token_ids)
+        assert segment.response_mask == [False] * len(segment.token_ids)
+        assert segment.logprobs == [0.0] * len(segment.token_ids)
 
 
 def test_rollouts_that_were_not_played_for_a_critic_are_refused() -> None:
@@ -212,9 +220,12 @@ def test_micro_batching_changes_no_gradient(tmp_path: Path, aggregation: str) ->
 
 
 def test_the_value_loss_is_the_mean_over_turns_of_half_the_squares(tmp_path: Path) -> None:
-    """The head starts at 0: the first step of its bias, by descent with rate 1, is coef · mean of T."""
+    """The head starts at 0: the first step of its bias, by descent with rate 1, is coef · mean of T.
+
+    With one box the first action is forced: in segments of one turn its row has nothing chosen, but a value.
+    """
     figures = Figures()
-    data = {**ppo(), **ONE_UPDATE}
+    data = {**ppo(), **ONE_UPDATE, "segments": SegmentRule(turns=1, max_tokens=200), "tasks": BoxTasks(1)}
     model = {"optimizer": sgd, "gradient_clip": None, "critic": CriticRule(lr=1.0, coef=0.25, clip=None)}
     _, module, _ = fit(tmp_path, callbacks=[figures], data=data, model=model)
     rows = [row for row in rollouts(tmp_path)[0] if row["value_target"]]
@@ -278,18 +289,30 @@ def test_the_head_has_a_gradient_norm_of_its_own(tmp_path: Path) -> None:
 
 
 def test_advantages_are_normalised_over_the_iteration(tmp_path: Path) -> None:
-    """Mean 0 and standard deviation 1 over the turns in which something was chosen; the file keeps them as they are."""
-    figures = {}
-    for norm in ("std", "none"):
-        seen: list[torch.Tensor] = []
-        module = make_module(critic=CriticRule())
-        object.__setattr__(module, "loss", Watching(module.loss, seen))
-        data = make_data(**ppo(norm=norm), **ONE_UPDATE, max_tokens_per_batch=10**9)
-        make_trainer(tmp_path).fit(module, datamodule=data)
-        figures[norm] = seen[0]
-    raw, scaled = figures["none"], figures["std"]
+    """Mean 0 and standard deviation 1 over the turns in which something was chosen."""
+    raw, scaled = seen_advantages(tmp_path, "ppo")
     torch.testing.assert_close(scaled, (raw - raw.mean()) / (raw.std() + 1e-6), rtol=1e-4, atol=1e-5)
     assert float(raw.std()) < 0.9
+
+
+def test_those_of_rloo_are_divided_and_not_shifted(tmp_path: Path) -> None:
+    """A group without spread stays without influence."""
+    raw, scaled = seen_advantages(tmp_path, "rloo")
+    torch.testing.assert_close(scaled, raw / (raw.std() + 1e-6), rtol=1e-4, atol=1e-5)
+    assert abs(float(raw.mean())) > 0.01
+
+
+def seen_advantages(root: Path, estimator: str) -> list[torch.Tensor]:
+    """The advantage of every turn with a choice, as the update sees it, with `norm` none and std."""
+    figures = []
+    for norm in ("none", "std"):
+        seen: list[torch.Tensor] = []
+        module = make_module(critic=CriticRule() if estimator == "ppo" else None)
+        object.__setattr__(module, "loss", Watching(module.loss, seen))
+        data = make_data(**ppo(estimator=estimator, norm=norm), **ONE_UPDATE, max_tokens_per_batch=10**9)
+        make_trainer(root).fit(module, datamodule=data)
+        figures.append(seen[0])
+    return figures
 
 
 class Watching:

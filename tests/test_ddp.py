@@ -202,6 +202,13 @@ def test_a_resumed_run_of_two_processes_equals_the_uninterrupted_one(tmp_path: P
     assert [len(list(folder.glob("runs/boxes/*"))) for folder in (whole, cut)] == [1, 1]
 
 
+def test_who_is_left_alone_says_so_in_one_line(tmp_path: Path) -> None:
+    assert play(tmp_path, "--trainer.max_epochs=3", "--trainer.callbacks+=tests.ddp_world.Leaves") == [1, 7]
+    text = (tmp_path / "said-0").read_text()
+    assert "process 0: another process of this run has ended; its own message says why" in text
+    assert "Traceback" not in text
+
+
 def test_fewer_groups_than_processes_are_refused_and_nothing_is_left(tmp_path: Path) -> None:
     assert play(tmp_path, "--trainer.max_epochs=1", "--data.groups=1") == [2, 2], said(tmp_path)
     assert "error: data.groups=1 for 2 processes: each plays whole groups" in (tmp_path / "said-0").read_text()

@@ -13,6 +13,7 @@ from torch import Tensor
 from gigpo_lightning.batch import MicroBatch
 from gigpo_lightning.memory import LiveBytes, format_size, free_memory, int8_bytes, nf4_bytes, parse_size, storage_bytes
 from gigpo_lightning.policy.base import BasePolicy
+from gigpo_lightning.policy.casts import kept_casts, without_gradients
 from gigpo_lightning.policy.causal_lm import CausalLMPolicy, LoRA
 from gigpo_lightning.policy.generation import OutputLayer, choose_tokens
 from gigpo_lightning.policy.hollow import HollowPolicy, MicroShape
@@ -179,7 +180,7 @@ def test_the_peaks_follow_the_precision(kind: str, precision: str, folder: str) 
     given = storage_bytes([t for t in vars_of(micro) if isinstance(t, Tensor)])
     assert live.peak <= hollow.update_bytes(SHAPE, with_reference=True).peak <= live.peak + given + 400
     policy.eval()
-    with torch.inference_mode(), plugin.forward_context():
+    with plugin.forward_context(), without_gradients("cpu"), kept_casts():
         cache = policy.new_cache(7, 50)
         with LiveBytes([*held, cache.keys, cache.values]) as live:
             cache.lengths = [30] * 7

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from torch.distributed.fsdp import FSDPModule
 
 from gigpo_lightning.policy.identity import check_same_policy, identity_of
 
@@ -32,6 +33,11 @@ def refusal(saved: Any, policy: Any) -> str:
 def test_the_same_policy_passes_also_where_the_class_was_not_noted() -> None:
     check_same_policy(identity_of(Named(a=1)), Named(a=1))  # type: ignore[arg-type]
     check_same_policy({"a": 1}, Named(a=1))  # type: ignore[arg-type]
+
+
+def test_spread_weights_make_no_other_policy() -> None:
+    spread = type("FSDPNamed", (FSDPModule, Named), {"__new__": lambda cls, **_: object.__new__(cls)})
+    assert identity_of(spread(a=1)) == identity_of(Named(a=1))  # type: ignore[arg-type]
 
 
 def test_another_class_is_named_and_not_its_options() -> None:

@@ -50,7 +50,7 @@ class Known:
 )
 def test_credit_by_hand(options: dict[str, Any], lam: float, share: float) -> None:
     before = CreditRule(**options).credit([GROUP], lam)
-    found = CreditRule(**options, singleton_baseline="library").credit([GROUP], lam, Known())
+    found = CreditRule(**options, singleton_baseline="library").credit([GROUP], lam, library=Known())
     # a: (1 − 0.5) / 0.5 = 1; b: the score 0 − 0.1 for the invalid action, (−0.1 − 0.25) / 0.5 = −0.7; s as before
     own = [float(before.step_advantage[0]), 1.0, float(before.step_advantage[2]), -0.7]
     assert before.step_advantage[[1, 3]].tolist() == [0.0, 0.0]
@@ -63,11 +63,11 @@ def test_credit_by_hand(options: dict[str, Any], lam: float, share: float) -> No
 def test_penalties_in_the_returns_are_not_taken_twice_and_norm_none_divides_by_nothing() -> None:
     rule = CreditRule(penalty_in_returns=True, norm="none", singleton_baseline="library")
     # b: the return itself is −0.1
-    assert rule.credit([GROUP], 0.5, Known()).step_advantage[[1, 3]].tolist() == pytest.approx([0.5, -0.35])
+    assert rule.credit([GROUP], 0.5, library=Known()).step_advantage[[1, 3]].tolist() == pytest.approx([0.5, -0.35])
 
 
 def test_none_asks_no_library() -> None:
-    plain, asked = CreditRule().credit([GROUP], 0.5), CreditRule().credit([GROUP], 0.5, Known())
+    plain, asked = CreditRule().credit([GROUP], 0.5), CreditRule().credit([GROUP], 0.5, library=Known())
     assert asked.advantage.equal(plain.advantage)
     assert asked.library_steps is None
 

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.plugins.precision import HalfPrecision, MixedPrecision
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gigpo_lightning.callbacks.checkpoint import IterationCheckpoint
-from gigpo_lightning.placement import settle_precision
+from gigpo_lightning.placement import acting, settle_precision
 from gigpo_lightning.policy.base import BasePolicy
+from gigpo_lightning.policy.casts import without_gradients
 from gigpo_lightning.policy.causal_lm import CausalLMPolicy, LoRA
 from gigpo_lightning.policy.scratch import ScratchPolicy
 from gigpo_lightning.rollout.context import SegmentRule
@@ -118,3 +120,42 @@ def test_the_first_weights_do_not_depend_on_the_precision(tmp_path: Path) -> Non
 def test_float16_is_refused(plugin: Any) -> None:
     with pytest.raises(ValueError, match=rf"trainer\.precision={plugin.precision}: choose 32-true, bf16-mixed or bf16"):
         settle_precision(SimpleNamespace(precision_plugin=plugin))  # type: ignore[arg-type]
+
+
+def test_converted_weights_are_kept_while_playing_and_change_no_bit() -> None:
+    tiny = make_policy(64)
+    tiny.prepare(BoxTasks())
+    plugin = MixedPrecision("bf16-mixed", "cpu")
+
+    def decoded() -> tuple[torch.Tensor, int]:
+        """Hidden states of a few steps, and how often a weight was converted."""
+        cache = tiny.new_cache(4, 16)
+        states = []
+        with Conversions() as made, without_gradients("cpu"):
+            for step in range(5):
+                states.append(tiny.feed(cache, [[step + 5]] * 4).clone())
+        return torch.stack(states), made.count
+
+    with plugin.forward_context():
+        plain, often = decoded()
+    with acting(tiny, plugin):
+        kept, once = decoded()
+        tiny_weights = sum(p.dim() == 2 for p in tiny.model.get_decoder().layers.parameters())
+    assert kept.equal(plain)
+    assert (once, often) == (tiny_weights, 5 * tiny_weights)
+    with torch.no_grad():
+        for weight in tiny.parameters():
+            weight.mul_(1.5)
+    with acting(tiny, plugin):  # nothing is left over of the weights before
+        assert not decoded()[0].equal(kept)
+
+
+class Conversions(TorchDispatchMode):
+    """Counts the conversions of matrices to bfloat16."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._to_copy.default and isinstance(args[0], torch.nn.Parameter) and args[0].dim() == 2:
+            self.count += 1
+        return func(*args, **(kwargs or {}))

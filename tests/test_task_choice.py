@@ -66,10 +66,8 @@ def test_a_uniform_draw_is_what_it_was_before_there_was_a_choice() -> None:
             task = tasks.get("train", int(random.integers(1000)))
             seeds = [(1, 5, rank, iteration, number, member) for member in range(2)]
             wanted.append((chosen.name, tuple(EpisodeJob(task, chosen.max_turns, seed) for seed in seeds)))
-        found = plan_iteration(
-            {"s": tasks, "early": tasks}, stage, [early], split="train", groups=8, members=2, seed=5, rank=rank,
-            iteration=iteration,
-        )  # fmt: skip
+        options = {"split": "train", "groups": 8, "members": 2, "seed": 5, "rank": rank, "iteration": iteration}
+        found = list(plan_iteration({"s": tasks, "early": tasks}, stage, [early], **options))
         assert [(job.stage, job.members) for job in found] == wanted
         assert {job.task_class for job in found} == {""}
 

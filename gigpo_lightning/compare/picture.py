@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -43,8 +42,14 @@ def draw(report: Mapping[str, Any], path: Path) -> None:
         panel.set_visible(False)
     handles, labels = panels.flat[0].get_legend_handles_labels()
     if labels:
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False)
+        figure.legend(handles, labels, loc="outside lower center", ncols=_balanced(len(labels), 4), frameon=False)
     figure.savefig(path, dpi=150)
+
+
+def _balanced(count: int, most: int) -> int:
+    """Columns, at most `most`, for lines of as equal length as can be."""
+    lines = -(-count // most)
+    return -(-count // lines)
 
 
 def _draw_variant(panel: Any, curves: list[Any], grid: np.ndarray, number: int, label: str) -> None:
@@ -52,9 +57,8 @@ def _draw_variant(panel: Any, curves: list[Any], grid: np.ndarray, number: int, 
         return
     colour, dash = _COLOURS[number % len(_COLOURS)], _DASHES[number % len(_DASHES)]
     rows = np.stack([on_grid(points, grid) for points in curves])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # where no run has come: there is nothing to draw
-        mean, low, high = np.nanmean(rows, axis=0), np.nanmin(rows, axis=0), np.nanmax(rows, axis=0)
+    # NaN, and not drawn, from where the shortest run ends: with fewer seeds the line would jump.
+    mean, low, high = rows.mean(axis=0), rows.min(axis=0), rows.max(axis=0)
     text = f"{label} ({len(curves)} seed{'s' * (len(curves) > 1)})"
     marks = {"marker": _MARKS[number % len(_MARKS)], "markevery": (number * 3 % 20, 20), "markersize": 4.5}
     panel.plot(grid, mean, color=colour, linestyle=dash, linewidth=2.0, label=text, **marks)

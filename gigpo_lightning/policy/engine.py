@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
-import torch
 
 from gigpo_lightning.policy.answering import Answer
 from gigpo_lightning.policy.base import BasePolicy
+from gigpo_lightning.policy.casts import without_gradients
 from gigpo_lightning.policy.generation import Choice, OutputLayer, choose_tokens
 from gigpo_lightning.policy.ragged import KVCache
 
@@ -182,7 +182,7 @@ class DecodingEngine:
         if not active:
             return []
         assert self._cache is not None and self._output is not None
-        with torch.inference_mode():
+        with without_gradients(self._cache.keys.device.type):
             hidden = self._policy.feed(self._cache, [row.pending if row.is_reading else () for row in self._rows])
             choices = choose_tokens(
                 self._output,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -23,6 +23,7 @@ from gigpo_lightning.batch import MicroBatch
 from gigpo_lightning.envs.base import TaskSet
 from gigpo_lightning.memory import LiveBytes, int8_bytes, nf4_bytes, storage_bytes
 from gigpo_lightning.policy.base import BasePolicy
+from gigpo_lightning.policy.casts import kept_casts
 from gigpo_lightning.policy.causal_lm import CausalLMPolicy
 from gigpo_lightning.policy.hollow_parts import (
     backward,
@@ -219,7 +220,8 @@ class HollowPolicy:
         given: Sequence[Tensor] = (),
     ) -> int:
         """The most that `run` holds beyond the policy and what is `given`."""
-        with self._computing(), LiveBytes([*self._known, *given], answers) as live:
+        playing = nullcontext() if torch.is_grad_enabled() else kept_casts()
+        with self._computing(), LiveBytes([*self._known, *given], answers) as live, playing:
             run()
         return live.peak
 

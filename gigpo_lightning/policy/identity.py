@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from torch.distributed.fsdp import FSDPModule
+
 from gigpo_lightning.policy.base import BasePolicy
 
 # The entry for the class, beside the options.
@@ -15,7 +17,9 @@ _SHOWN = 3
 
 def identity_of(policy: BasePolicy) -> dict[str, Any]:
     """What a checkpoint says of its policy: plain values."""
-    return {_CLASS: type(policy).__name__, **policy.identity()}
+    # Spreading weights over processes puts a class of its own above the policy's.
+    own = next(kind for kind in type(policy).__mro__ if not issubclass(kind, FSDPModule))
+    return {_CLASS: own.__name__, **policy.identity()}
 
 
 def check_same_policy(saved: Mapping[str, Any] | None, policy: BasePolicy) -> None:

@@ -34,8 +34,8 @@ class CreditRule:
         estimator: `gigpo`, `grpo` (episode advantage only), `step` (step advantage only), `rloo` (return less the mean
             of the group's others), or with `model.critic` `ppo` (GAE) or `a2c` (n-step returns).
         gamma: Discount of the step returns, of GAE and of n-step returns, in [0, 1].
-        norm: `std`, or `none` to divide by nothing. With ppo and a2c `std` shifts and divides the advantages of all
-            turns of an iteration to mean 0 and standard deviation 1; rloo has none.
+        norm: `std`, or `none` to divide by nothing. With rloo, ppo and a2c `std` is not of a group: it divides the
+            advantages of all turns of an iteration by theirs; with a critic their mean is taken off before.
         statistics: `trajectory` (over episodes) or `step` (over step records, as the public reference does).
         combine: `convex` (λ·A_E + (1 − λ)·A_S) or `additive` (A_E + ω·A_S).
         omega: ω of `additive`.
@@ -98,7 +98,7 @@ class CreditRule:
     @property
     def normalises_iteration(self) -> bool:
         """Whether advantages are normalised over the iteration instead of inside groups."""
-        return self.needs_critic and self.norm == "std"
+        return self.norm == "std" and (self.needs_critic or self.estimator == "rloo")
 
     def share(self, lam: float) -> float:
         """The share of the episode advantage that this rule really gives, for the figures: λ where it is read.

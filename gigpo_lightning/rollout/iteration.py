@@ -153,15 +153,18 @@ def run_iteration(
             clock.lap("store")
             del part, credit  # before the next are played
     clock.lap("play")
+    has_critic = "values" in clock.laps
     store = RolloutStore(path)
     report.credit_tables = store.credit_tables
     if crediting.is_normalised_later:
-        store.normalise(*_mean_and_scale(gathered(store.moments(), spec.world)))
+        mean, scale = _mean_and_scale(gathered(store.moments(), spec.world))
+        # Without a critic 0 means that nothing is to be learned, and stays so.
+        store.normalise(mean if has_critic else 0.0, scale)
     clock.lap("store")
     _sum_over_processes(report, spec.world)
     clock.lap("report")
     figures = _figures(clock.laps, stats(), groups_here * spec.members)
-    if "values" in clock.laps:
+    if has_critic:
         figures["time/values_s"] = clock.laps["values"]
     report.settle(_over_processes(figures, spec.world))
     report.metrics.update(replay.end_iteration(spec.iteration, partial(gathered, world=spec.world)))

@@ -164,7 +164,8 @@ def test_direct_training_plays_its_stage_only(tmp_path: Path, curriculum: str) -
     _, _, data = toy_run.fit(
         tmp_path, 3, callbacks, {"evaluation": EVALUATION}, limit_val_batches=None, num_sanity_val_steps=-1
     )
-    assert set(data.report.success) == {"three"}  # nothing is rehearsed, although the stage asks for it
+    # nothing is rehearsed, although the stage asks for it
+    assert set(data.report.success) == {"three"} and data.controls.rehearsal == ()
     content = read(tmp_path)
     assert content["stage"] == "three" and set(content["points"][0]["success"]) == {"two", "three"}
     assert DirectTraining(curriculum, "two").stage.name == "two"

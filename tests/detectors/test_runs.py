@@ -89,3 +89,11 @@ def test_another_kind_of_detector_starts_without_memory(tmp_path: Path) -> None:
     (ckpt,) = (tmp_path / "kept").glob("iteration=*.ckpt")
     with pytest.warns(UserWarning, match="memory of WindowDetector, not of HybridDetector"):
         fit(tmp_path, 2, data={"credit": CreditRule(detector=steered())}, ckpt_path=str(ckpt))
+
+
+def test_a_detector_by_name_remembers(tmp_path: Path) -> None:
+    _, _, data = fit(tmp_path, 2, data={"credit": CreditRule(detector="window")})
+    detector = data.crediting.detector
+    assert isinstance(detector, WindowDetector)
+    assert len(detector.state_dict()["lengths"]) == 2
+    assert (detector.state_dict()["lengths"] > 0).all()
