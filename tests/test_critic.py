@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,9 +19,12 @@ from gigpo_lightning.__main__ import main
 from gigpo_lightning.batch import pack
 from gigpo_lightning.callbacks.checkpoint import IterationCheckpoint
 from gigpo_lightning.callbacks.lambda_decay import LambdaDecay
+from gigpo_lightning.envs.base import Observation, StepResult, Task
 from gigpo_lightning.policy.causal_lm import CausalLMPolicy, LoRA
+from gigpo_lightning.policy.chat_text import ChatText
 from gigpo_lightning.policy.critic import CriticRule
 from gigpo_lightning.policy.scratch import ScratchPolicy
+from gigpo_lightning.resources import find_file
 from gigpo_lightning.rollout.collection import CreditRule
 from gigpo_lightning.rollout.collector import Collector, EpisodeJob
 from gigpo_lightning.rollout.context import EpisodeContext, SegmentRule
@@ -31,7 +36,7 @@ from gigpo_lightning.rollout.values import rate
 from gigpo_lightning.trajectory import EndReason, Episode, Group
 from tests.test_module import MANY_UPDATES, ONE_UPDATE, Figures
 from tests.test_resume import assert_equal
-from tests.tiny_lm import CHAT, save_tiny
+from tests.tiny_lm import CHAT, made, save_tiny
 from tests.toy_run import fit, initial_weights, make_data, make_module, make_trainer, rollouts, sgd, weights
 from tests.toy_world import BoxEnv, BoxTasks
 
@@ -142,6 +147,39 @@ def test_a_last_state_beyond_the_models_positions_keeps_its_end() -> None:
         assert segment.turn_index == [-1] * len(segment.token_ids)
         assert segment.response_mask == [False] * len(segment.token_ids)
         assert segment.logprobs == [0.0] * len(segment.token_ids)
+
+
+class ShortBoxes(BoxEnv):
+    """Ends an episode by a limit of its own, and then lists nothing."""
+
+    def reset(self, task: Task) -> Observation:
+        self.turns = 0
+        return super().reset(task)
+
+    def step(self, action: str) -> StepResult:
+        self.turns += 1
+        result = super().step(action)
+        return replace(result, truncated=self.turns >= 2 and not result.terminated)
+
+    def admissible_actions(self) -> Sequence[str]:
+        return [] if self.turns >= 2 else super().admissible_actions()
+
+
+def test_a_state_that_the_world_itself_cut_is_read_with_what_is_possible_there(tmp_path: Path) -> None:
+    """In prompts that list it; of a world that lists nothing there the list is empty."""
+    chat = ChatText(
+        system="take it", first="{instruction} , {observation}\n{admissible}", turn="{observation}\n{admissible}"
+    )
+    policy = made(save_tiny(tmp_path), chat=chat, lora=None)
+    policy.add_critic(detach=False)
+    collector = Collector(
+        policy, InProcessPool(ShortBoxes), RULES["growing"], rows=4, max_action_tokens=8, leave_open=True
+    )
+    jobs = [EpisodeJob(TASKS.get("train", i), 9, (i,)) for i in range(6)]
+    episodes = [episode for _, episode in sorted(collector.run(jobs, 3.0))]
+    cut = [episode for episode in episodes if episode.end is EndReason.TRUNCATED]
+    assert cut and all(len(episode.turns) == 2 and episode.segments[-1].is_left_open for episode in cut)
+    assert len(rate([Group("g", "", tuple(episodes))], policy, 500).ends) == 6
 
 
 def test_rollouts_that_were_not_played_for_a_critic_are_refused() -> None:
@@ -527,6 +565,16 @@ def test_an_overlay_trains_alfworld(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (saved["model"]["critic"] is not None) == (name in critics)
     assert saved["data"]["skip_zero_advantage"] == (name not in critics)
     assert saved["model"]["ratio"] == ("none" if name == "a2c" else "token")
+
+
+def test_ppo_over_a2c_has_its_ratio_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An overlay says all that its name means, whatever lies below it."""
+    monkeypatch.chdir(tmp_path)
+    for name, ratio in (("ppo", "token"), ("a2c", "none")):
+        other = {"ppo": "a2c", "a2c": "ppo"}[name]
+        paths = [find_file("configs", f"algorithm/{each}.yaml") for each in (other, name)]
+        model = {k: v for path in paths for k, v in yaml.safe_load(path.read_text())["model"].items()}
+        assert model["ratio"] == ratio
 
 
 def test_an_estimator_without_its_critic_is_refused_from_the_command_line(
