@@ -26,13 +26,13 @@ import gigpo_lightning.policy.scratch
 import gigpo_lightning.policy.vllm  # noqa: F401
 from gigpo_lightning.callbacks import EvaluationFiles
 from gigpo_lightning.callbacks.time_limit import TimeLimit
-from gigpo_lightning.cli_checks import check_callbacks, check_nulls, check_options
+from gigpo_lightning.cli_checks import check_nulls, check_options, check_parts
 from gigpo_lightning.cli_config import resolve_configs, run_name, saved_config
 from gigpo_lightning.cli_errors import fail, option_message, show_traceback
 from gigpo_lightning.cli_faults import Constructors, end_if_left_alone, is_bad_input, message
 from gigpo_lightning.cli_interrupt import end_interrupted, is_interrupt
 from gigpo_lightning.cli_logger import RunLogger
-from gigpo_lightning.cli_place import Place, agreed_place, place_run
+from gigpo_lightning.cli_place import Place, agreed_place, checkpoint_folder, place_run
 from gigpo_lightning.cli_quiet import quieten
 from gigpo_lightning.cli_ranks import forget, rank
 from gigpo_lightning.datamodule import RolloutDataModule
@@ -41,8 +41,12 @@ from gigpo_lightning.envs.base import TaskSet
 from gigpo_lightning.module import GiGPOModule
 from gigpo_lightning.paths import shown
 from gigpo_lightning.policy.base import BasePolicy
+from gigpo_lightning.policy.critic import CriticRule
 from gigpo_lightning.policy.engine_options import EngineOptions
+from gigpo_lightning.rollout.replay import ReplayRule
 
+# Groups of options that may be null: the parser does not list what is in them.
+_RULES = {"model.critic": CriticRule, "data.replay": ReplayRule}
 # What a checkpoint holds: that of any module, what is added by ours, and what only training needs.
 _ENTRIES = ("state_dict", "pytorch-lightning_version")
 _OUR_ENTRIES = ("policy_identity", "RolloutDataModule")
@@ -89,7 +93,7 @@ class GiGPOCLI(LightningCLI):
             self.args, self.config_paths = resolve_configs(self.args)
             if not self.config_paths:
                 self.args, self.config_paths = resolve_configs([*saved_config(self.args), *self.args])
-            _Parser.configs = self.config_paths
+            _Parser.configs, _Parser.given = self.config_paths, self.args
             super().__init__(
                 model_class,
                 datamodule_class,
@@ -162,7 +166,7 @@ class GiGPOCLI(LightningCLI):
                 Path(options["runs_dir"]) / run_name(self.config_paths),
                 given_folder=options["trainer"].get("default_root_dir"),
                 wanted=wanted,
-                checkpoints=_checkpoint_folder(options["trainer"].get("callbacks")),
+                checkpoints=checkpoint_folder(options["trainer"].get("callbacks")),
                 entries=_ENTRIES + _OUR_ENTRIES * ours + _TRAINING_ENTRIES * fitting,
             )
         )
@@ -184,8 +188,9 @@ class GiGPOCLI(LightningCLI):
         options = self._get(self.config_init, "trainer")
         listed = options.get("callbacks") or []
         listed = listed if isinstance(listed, list) else [listed]
-        check_callbacks(listed)
         check_options(options, listed)
+        if self.command == "fit":
+            check_parts(self.model, self.datamodule, listed)
         self.files = next((callback for callback in listed if isinstance(callback, EvaluationFiles)), self.files)
         if self.files not in listed:
             self.trainer_defaults["callbacks"].append(self.files)
@@ -271,6 +276,7 @@ class _Parser(LightningArgumentParser):
     """The parser with one short message in place of usage, tip and error."""
 
     configs: Sequence[Path] = ()
+    given: Sequence[str] = ()
 
     def error(self, message: str, ex: Exception | None = None) -> Any:
         """End with the readable form of the parser's message."""
@@ -280,7 +286,9 @@ class _Parser(LightningArgumentParser):
         options = {name for parser in parsers for name in parser._option_string_actions}
         classes = _subclasses(pl.Callback, BasePolicy, Detector, EngineOptions, TaskSet)
         options |= {name for cls in classes for name in inspect.signature(cls).parameters}
-        fail(option_message(message, sorted(options), sorted(cls.__name__ for cls in classes), _Parser.configs))
+        options |= {f"--{key}.{name}" for key, rule in _RULES.items() for name in inspect.signature(rule).parameters}
+        names = sorted(cls.__name__ for cls in classes)
+        fail(option_message(message, sorted(options), names, _Parser.configs, _Parser.given))
 
 
 def _subclasses(*bases: type) -> list[type]:
@@ -289,12 +297,3 @@ def _subclasses(*bases: type) -> list[type]:
     for base in bases:
         below += base.__subclasses__()
     return below + (_subclasses(*below) if below else [])
-
-
-def _checkpoint_folder(callbacks: Any) -> str | None:
-    """The folder that `IterationCheckpoint` is told to write into, in the list of callbacks as it is parsed."""
-    for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
-        if callback and callback["class_path"].rsplit(".")[-1] == "IterationCheckpoint":
-            folder: str | None = (callback.get("init_args") or {}).get("folder")
-            return folder
-    return None

@@ -13,7 +13,11 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
+from gigpo_lightning.callbacks.anchor_library import AnchorLibrary
+from gigpo_lightning.datamodule import RolloutDataModule
+from gigpo_lightning.module import GiGPOModule
 from gigpo_lightning.placement import precision_refused, strategy_refused
+from gigpo_lightning.rollout.options import check_critic
 
 _NO_FLOAT16 = ("16-mixed", "16-true", "16", 16)
 
@@ -26,8 +30,9 @@ def check_options(options: Mapping[str, Any], callbacks: Sequence[pl.Callback]) 
         callbacks: Those that are listed.
 
     Raises:
-        ValueError: An option out of its range.
+        ValueError: An option out of its range, or a callback that is listed twice.
     """
+    check_callbacks(callbacks)
     every = options.get("check_val_every_n_epoch")
     if every is not None and every < 1:
         raise ValueError(
@@ -65,6 +70,19 @@ def check_callbacks(callbacks: Sequence[pl.Callback]) -> None:
                 f"trainer.callbacks: {kind.__name__} is listed twice; list it once (+= appends to the configuration's "
                 "list)"
             )
+
+
+def check_parts(model: Any, data: Any, callbacks: Sequence[pl.Callback]) -> None:
+    """Refuse a module, a datamodule and callbacks of ours that do not fit together, as soon as they are made.
+
+    Raises:
+        ValueError: The estimator and the critic do not fit, or a library is read that nobody keeps.
+    """
+    if not isinstance(model, GiGPOModule) or not isinstance(data, RolloutDataModule):
+        return
+    rule = data.crediting.rule
+    check_critic(model.loss.critic, rule, data.skip_zero_advantage)
+    rule.check_library(next((callback for callback in callbacks if isinstance(callback, AnchorLibrary)), None))
 
 
 def check_nulls(made: Any, options: Any, key: str) -> None:

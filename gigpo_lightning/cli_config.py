@@ -13,6 +13,7 @@ import yaml
 from gigpo_lightning.cli_faults import yaml_problem
 from gigpo_lightning.cli_run import run_of_checkpoint
 from gigpo_lightning.resources import find_file, shipped_files
+from gigpo_lightning.yaml_keys import repeated_key
 
 DEFAULT_NAME = "default"
 
@@ -87,10 +88,11 @@ def check_readable(path: Path) -> None:
     """Refuse a file that the parser could not read: its messages do not name the file.
 
     Raises:
-        ValueError: There is no such file, or no options in it.
+        ValueError: There is no such file, no options in it, or one twice.
     """
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        content, twice = yaml.safe_load(text), repeated_key(text)
     except OSError as error:
         raise ValueError(f"--config {path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -100,3 +102,5 @@ def check_readable(path: Path) -> None:
     if not isinstance(content, dict):
         found = "is empty" if content is None else f"holds a {type(content).__name__}"
         raise ValueError(f"--config {path}: expected `key: value` lines, but the file {found}")
+    if twice is not None:
+        raise ValueError(f"--config {path}:{twice[1]}: `{twice[0]}` is given twice; YAML would take the last one alone")

@@ -23,6 +23,10 @@ _EXPECTED = re.compile(r"Expected (?:a|an|one of) (?P<type>.+?)\. Got value: (?P
 _KEY = re.compile(r'Parser key "(?P<key>[^"]+)":\s*(?P<rest>.*)', re.DOTALL)
 _CALLABLE = re.compile(r"expects a function or a callable class: ([^\n]*)")
 _CLASS_NAME = re.compile(r"Expected a dot import path string: (\S+)")
+# A text for a group of options that may be null.
+_GROUP = re.compile(
+    r"Subtypes: \[<class '[\w.]+Rule'>, <class 'NoneType'>\].*import path.*Given value: (.*)", re.DOTALL
+)
 _CLASS_PATH = re.compile(r"Problem with given class_path '([^']+)':\s*(.*)")
 _REQUIRED = re.compile(r"the following arguments are required: (.+)|(?:Key|Option) \S?([\w.]+)\S? is required")
 
@@ -38,7 +42,9 @@ def show_traceback() -> bool:
     return os.environ.get("GIGPO_TRACEBACK", "") not in ("", "0")
 
 
-def option_message(message: str, options: Sequence[str], classes: Sequence[str], configs: Sequence[Path]) -> str:
+def option_message(
+    message: str, options: Sequence[str], classes: Sequence[str], configs: Sequence[Path], given: Sequence[str] = ()
+) -> str:
     """The parser's message as one short text.
 
     Args:
@@ -46,28 +52,50 @@ def option_message(message: str, options: Sequence[str], classes: Sequence[str],
         options: Known option names, with or without `--`, for suggestions.
         classes: Known class names, for suggestions.
         configs: The configuration files, to point at the line of a bad key.
+        given: The command line, to name a key in full of which the parser knows the last part only.
     """
     if message.startswith("unrecognized arguments:"):
         option = message.split(":", 1)[1].split()[0].split("=")[0]
         return f"unknown option {option}{did_you_mean(option, options)}"
     if match := _NOT_ACCEPTED.search(message):
-        key = match[1]
-        # A key of a class's options comes without the keys above it.
-        known = [name.lstrip("-") for name in options] if "." in key else [name.rsplit(".")[-1] for name in options]
-        return f"unknown key {key}{did_you_mean(key, known)}{_line_of(key, configs)}"
+        return _unknown_key(match[1], options, configs, given)
     if match := _REQUIRED.search(message):
         names = re.sub(r"\b(fit|validate|test|predict)\.", "", match[1] or match[2])
         return f"a value is missing: {names}" + ("" if configs else "; choose a configuration: --config alfworld.yaml")
     if match := _KEY.search(message):
-        key, rest = match["key"], match["rest"]
+        key, rest = _in_full(match["key"], given), match["rest"]
         return f"{key}: {_value_message(rest, classes)}{_line_of(key, configs)}"
     return _one_line(message)
+
+
+def _unknown_key(key: str, options: Sequence[str], configs: Sequence[Path], given: Sequence[str]) -> str:
+    """A key that nothing reads; one of a class's options comes without the keys above it."""
+    known = [name.lstrip("-") for name in options]
+    if "." in key:
+        return f"unknown key {key}{did_you_mean(key, known)}{_line_of(key, configs)}"
+    full = _in_full(key, given)
+    above = full.removesuffix(key)
+    beside = [name.removeprefix(above) for name in known if above and name.startswith(above)]
+    hint = did_you_mean(key, beside or [name.rsplit(".")[-1] for name in known])
+    there = f" (there are: {', '.join(beside)})" if beside else ""
+    return f"unknown key {full}{hint}{there}{_line_of(key, configs)}"
+
+
+def _in_full(key: str, given: Sequence[str]) -> str:
+    """The key with those above it, where exactly one option of the command line ends with it."""
+    names = {arg.partition("=")[0].lstrip("-") for arg in given if arg.startswith("--")}
+    found = [name for name in names if name.endswith(f".{key}")]
+    return found[0] if len(found) == 1 else key
 
 
 def _value_message(text: str, classes: Sequence[str]) -> str:
     """Why a value does not fit."""
     if "Unable to load config 'null'" in text:
         return "expected named options, got null; leave it out for the defaults"
+    if (match := _CLASS_NAME.search(text)) and "NestedArg(" in text:
+        return f"its class_path is missing: {match[1]} is no class whose options could be given"
+    if match := _GROUP.search(text):
+        return f"expected named options (`key: value`), or null, got {_one_line(match[1])}"
     if match := _CLASS_PATH.search(text):
         return f"{match[1]} cannot be used: {_one_line(match[2])}{did_you_mean(match[1].rsplit('.')[-1], classes)}"
     if match := _CALLABLE.search(text):

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gigpo_lightning.callbacks.durable import damage, lacking, newest_complete
 from gigpo_lightning.cli_errors import BAD_INPUT
@@ -148,3 +149,12 @@ def _file(wanted: str | None) -> str | None:
     if problem is not None:
         raise ValueError(f"--ckpt_path {wanted}: not a whole checkpoint: {problem}")
     return str(path)
+
+
+def checkpoint_folder(callbacks: Any) -> str | None:
+    """The folder that `IterationCheckpoint` is told to write into, in the list of callbacks as it is parsed."""
+    for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
+        if callback and callback["class_path"].rsplit(".")[-1] == "IterationCheckpoint":
+            folder: str | None = (callback.get("init_args") or {}).get("folder")
+            return folder
+    return None

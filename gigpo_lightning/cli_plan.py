@@ -117,8 +117,6 @@ class PlanCLI(GiGPOCLI):
         listed = listed if isinstance(listed, list) else [listed]
         trainer["callbacks"] = [c for c in listed if c["class_path"].rsplit(".")[-1] not in _LEFT_OUT]
         options["data"]["rollout_dir"] = None
-        # An untrained policy may win nothing, and no update would be seen.
-        options["data"]["skip_zero_advantage"] = False
         options["runs_dir"], options["ckpt_path"] = str(self.folder), None
         super().before_instantiate_classes()
 
@@ -138,7 +136,9 @@ class PlanCLI(GiGPOCLI):
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """The trainer, with a clock."""
         self.trainer_defaults["callbacks"].append(self.clock)
-        return super().instantiate_trainer(**kwargs)
+        trainer = super().instantiate_trainer(**kwargs)
+        self.datamodule.skip_zero_advantage = False  # an untrained policy may win nothing: no update would be seen
+        return trainer
 
     # -- the plan ------------------------------------------------------------------------------------------------------
 

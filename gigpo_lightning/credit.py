@@ -167,11 +167,13 @@ def _checked(detector: Detector, table: TurnTable) -> Tensor:
     """The detector's step groups, numbered without gaps; the detector may be the user's own."""
     found, group_ids = detector.detect(table), table.group_ids
     name = type(detector).__name__
+    wanted = f"it must give one int64 ≥ 0 for each of {len(group_ids)} turns"
+    if not isinstance(found, Tensor):
+        raise ValueError(f"detector: {name}.detect gave {type(found).__name__}; {wanted}")
     if found.shape != group_ids.shape or found.dtype != torch.int64 or int(found.min()) < 0:
-        raise ValueError(
-            f"detector: {name}.detect gave {found.dtype} of shape {list(found.shape)}; it must give one int64 ≥ 0 for "
-            f"each of {len(group_ids)} turns"
-        )
+        raise ValueError(f"detector: {name}.detect gave {found.dtype} of shape {list(found.shape)}; {wanted}")
+    if int(found.max()) > 2 * len(found):  # digests of one's own, say: what follows is linear in the highest number
+        found = found.unique(return_inverse=True)[1]
     owner = torch.zeros(int(found.max()) + 1, dtype=torch.int64)
     owner[found] = group_ids
     if not torch.equal(owner[found], group_ids):

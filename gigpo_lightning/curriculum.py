@@ -16,6 +16,7 @@ import yaml
 
 from gigpo_lightning.resources import find_file
 from gigpo_lightning.suggest import did_you_mean
+from gigpo_lightning.yaml_keys import repeated_key
 
 TASK_CHOICES = ("uniform", "signal")
 # Keys that a fixed schedule leaves without any effect.
@@ -180,13 +181,18 @@ def load_stages(path_or_name: str | Path) -> tuple[Stage, ...]:
     """
     path = find_file("curricula", str(path_or_name))
     try:
-        loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        twice, loader = repeated_key(text), yaml.SafeLoader(text)
         root = loader.get_single_node()
         data = loader.construct_document(root) if root is not None else None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"curriculum {path}: not readable as YAML: {error}") from error
     except OSError as error:
         raise ValueError(f"curriculum {path}: cannot be read: {error.strerror}") from error
+    if twice is not None:
+        raise ValueError(
+            f"curriculum {path}:{twice[1]}: `{twice[0]}` is given twice; YAML would take the last one alone"
+        )
     return _build(path, root, data)
 
 
@@ -217,7 +223,7 @@ def _build(path: Path, root: yaml.Node | None, data: Any) -> tuple[Stage, ...]:
     for number, (entry, node) in enumerate(zip(data["stages"], nodes, strict=True), start=1):
         where = {key.value: key.start_mark.line + 1 for key, _ in node.value} if isinstance(entry, dict) else {}
         try:
-            _check_keys(entry, node)
+            _check_keys(entry)
             stages.append(Stage(**entry))
             _check_place(stages)
         except StageError as error:
@@ -226,8 +232,8 @@ def _build(path: Path, root: yaml.Node | None, data: Any) -> tuple[Stage, ...]:
     return tuple(stages)
 
 
-def _check_keys(entry: Any, node: yaml.Node) -> None:
-    """Refuse a stage that is no mapping, lacks its name, repeats a key or has one that is unknown."""
+def _check_keys(entry: Any) -> None:
+    """Refuse a stage that is no mapping, lacks its name or has a key that is unknown."""
     if not isinstance(entry, dict):
         raise StageError("", f"expected `key: value` lines, got {entry!r}")
     known = [spec.name for spec in fields(Stage)]
@@ -235,12 +241,6 @@ def _check_keys(entry: Any, node: yaml.Node) -> None:
         if key not in known:
             hint = did_you_mean(str(key), known, quote="`")
             raise StageError(str(key), f"unknown key `{key}`{hint} (known: {', '.join(known)})")
-    # A YAML merge (`<<:`) copies keys in from elsewhere, which the stage may override: those lie outside its own lines.
-    own_lines = range(node.start_mark.line, node.end_mark.line + 1)
-    seen: list[str] = [key.value for key, _ in node.value if key.start_mark.line in own_lines]
-    twice = next((key for key in seen if seen.count(key) > 1), None)
-    if twice is not None:
-        raise StageError(twice, f"`{twice}` is given twice")
     if "name" not in entry:
         raise StageError("", "`name` is missing")
     useless = [key for key in _EARNED if key in entry] if entry.get("iterations") is not None else []

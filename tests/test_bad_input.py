@@ -77,6 +77,13 @@ def line_refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
         (["--data.tasks=GeneratedTask"], ["data.tasks", "GeneratedTask", "did you mean GeneratedTasks?"]),
         (["--model.aggregation=tokens"], ["aggregation", "tokens", "token"]),
         (["--trainer.accelerator=abacus"], ["abacus", "cpu"]),
+        (["--model.critic.learning_rate=1"], ["unknown key model.critic.learning_rate", "clip, coef, detach, lr"]),
+        (["--data.replay.max_age=ten"], ["data.replay.max_age", "a whole number", "ten"]),
+        (["--data.replay=true"], ["data.replay", "named options", "or null", "true"]),
+        (
+            ["--data.credit.detector.init_args.threshold=0.5"],
+            ["data.credit.detector", "class_path is missing", "exact"],
+        ),
         (["--trainer.callbacks+=AnchorLibrary"], ["trainer.callbacks", "AnchorLibrary is listed twice"]),
         (["--trainer.callbacks+=TensorBoardViews"], ["trainer.callbacks", "TensorBoardViews is listed twice"]),
         (["--trainer.precision=16-true"], ["trainer.precision=16-true", "bf16-mixed"]),
@@ -128,6 +135,12 @@ def test_options(args: list[str], parts: list[str], own_folder: Path, capsys: py
         ("- data", ["--config bad.yaml", "holds a list"]),
         ("seed_everything: \udcff", ["--config bad.yaml", "not UTF-8", "byte 17"]),
         ("optimiser: adam", ["optimiser"]),
+        ("data:\n  groups: 4\n  members: 4\n  groups: 8", ["bad.yaml:4", "`groups` is given twice"]),
+        ("data: {credit: {estimator: ppo}}", ["data.credit.estimator=ppo needs a critic", "model.critic.lr"]),
+        (
+            "trainer: {callbacks: []}\ndata: {credit: {singleton_baseline: library}}",
+            ["singleton_baseline='library'", "no AnchorLibrary"],
+        ),
     ],
 )
 def test_configurations(content: str, parts: list[str], own_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,6 +163,11 @@ def test_a_call_without_configuration_says_which_to_choose(capsys: pytest.Captur
     ("content", "parts"),
     [
         ("stages: []", ["mine.yaml", "empty"]),
+        ("stages:\n  - name: a\nstages:\n  - name: b", ["mine.yaml:3", "`stages` is given twice"]),
+        (
+            "stages:\n  - name: a\n    difficulty:\n      steps: 3\n      steps: 4",
+            ["mine.yaml:5", "`steps` is given twice"],
+        ),
         ("stages:\n  - name: a\n    promote: 1.5", ["mine.yaml:3", "`promote` is 1.5", "(0, 1]"]),
         ("stages:\n  - name: a\n    promot: 0.5", ["mine.yaml:3", "`promot`", "did you mean `promote`?"]),
         ("stages:\n  - name: a\n    difficulty: {recepticles: 3}", ["stage 'a'", "recepticles"]),

@@ -167,6 +167,15 @@ def test_a_budget_of_time_and_none_at_all(folder: Path) -> None:
     assert callbacks(config)["Curriculum"]["stop_when_passed"] is True
 
 
+def test_without_a_budget_the_configuration_s_own_holds(folder: Path) -> None:
+    config = Path("boxes.yaml").read_text()
+    own = "  callbacks:\n    - {class_path: StepBudget, init_args: {env_steps: 70}}\n"
+    Path("boxes.yaml").write_text(config.replace("  callbacks:\n", own))
+    assert callbacks(settled(0))["StepBudget"]["env_steps"] == 70
+    assert callbacks(settled(0, "--budget=90steps"))["StepBudget"]["env_steps"] == 90
+    assert callbacks(settled(0, "--budget=1m"))["StepBudget"]["env_steps"] is None
+
+
 def test_all_variants_are_evaluated_on_the_same_stages(folder: Path) -> None:
     for number in (0, 1):
         evaluation = settled(number)["data"]["evaluation"]
@@ -201,7 +210,15 @@ def test_what_fit_would_refuse_is_refused_before_the_first_run(
     Path("v.yaml").write_text("fine: {}\nbad: [--data.credit.norm=sdt]\n")
     assert "variant bad: data.credit.norm" in refusal(capsys)
     Path("v.yaml").write_text("bad: {callbacks: {Curiculum: {}}}\n")
-    assert "variant bad: trainer.callbacks: unknown class Curiculum; did you mean Curriculum?" in refusal(capsys)
+    said = refusal(capsys)
+    assert "variant bad: trainer.callbacks: unknown class Curiculum; did you mean Curriculum?" in said
+    assert "gigpo-compare-" not in said  # a file that is gone
+    Path("v.yaml").write_text("bad: {callbacks: {Curiculum: null}}\n")
+    said = refusal(capsys)
+    assert "variant bad: callbacks: Curiculum is to be left out, but is not in trainer.callbacks" in said
+    assert "did you mean Curriculum?" in said
+    Path("v.yaml").write_text("bad: [--data.credit.estimator=ppo]\n")
+    assert "variant bad: data.credit.estimator=ppo needs a critic" in refusal(capsys)
     assert not Path("out").exists() and not Path("runs").exists()
 
 
@@ -381,6 +398,34 @@ def test_a_report_alone_starts_nothing(behaviour: dict[str, str], capsys: pytest
     with pytest.raises(SystemExit):
         __main__.main(["compare", "--report_only", "--out=nowhere"])
     assert "--out nowhere: there is no comparison in it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("plan.json", '{"code": 1', "out/plan.json is damaged"),
+        ("plan.json", "[]", "out/plan.json: not a file of compare, it lacks command"),
+        ("plan.json", '{"variants": {}}', "out/plan.json: not a file of compare, it lacks command"),
+        ("good/seed_0/run.json", "", "out/good/seed_0/run.json is damaged"),
+        ("good/seed_0/run.json", '{"variant": "good"}', "run.json: not a file of compare, it lacks seed"),
+    ],
+)
+def test_a_damaged_file_is_named(
+    behaviour: dict[str, str], file: str, content: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert compare("--seeds=1") == 0
+    capsys.readouterr()
+    Path("out", file).write_text(content)
+    assert message in refusal(capsys, "--seeds=1")
+    with pytest.raises(SystemExit) as end:
+        __main__.main(["compare", "--report_only", "--out=out"])
+    assert end.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_other_folders_beside_the_runs_are_none(behaviour: dict[str, str]) -> None:
+    assert compare("--seeds=1") == 0
+    Path("out/good/seed_old").mkdir()
+    assert __main__.main(["compare", "--report_only", "--out=out"]) == 0
 
 
 # -- for real ----------------------------------------------------------------------------------------------------------

@@ -30,7 +30,10 @@ def test_a_budget_is_a_time_or_a_number_of_steps(text: str, budget: Budget) -> N
     assert parse_budget(text) == budget
 
 
-@pytest.mark.parametrize("text", ["", "20", "m", "0m", "-5m", "0steps", "0.1steps", "20 minutes", "5km", "infm"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "20", "m", "0m", "-5m", "0steps", "0.1steps", "20 minutes", "5km", "infm", "99999999999h", "9" * 400 + "s"],
+)
 def test_a_bad_budget_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"--budget .*give a positive time, 20m"):
         parse_budget(text)
@@ -40,7 +43,7 @@ def test_seeds_are_a_number_or_a_list() -> None:
     assert (parse_seeds("3"), parse_seeds("7,3"), parse_seeds("4,")) == ((0, 1, 2), (7, 3), (4,))
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "two", "1.5", "", "3,x"])
+@pytest.mark.parametrize("text", ["0", "-1", "two", "1.5", "", "3,x", "99999999", "1,4294967296"])
 def test_bad_seeds_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="--seeds"):
         parse_seeds(text)
@@ -69,6 +72,7 @@ def test_what_is_not_ours_goes_to_fit() -> None:
         (["--algorithms", "a", "--threshold", "nan"], "--threshold nan: must be a success rate"),
         (["--algorithms"], "--algorithms: expected one argument"),
         (["--algorithms", "a", "--seeds", "0"], "--seeds 0: give how many, at least 1"),
+        (["--algorithms", "a", "--seeds="], "--seeds : give how many, at least 1"),
     ],
 )
 def test_bad_command_lines_are_refused_in_one_message(
@@ -84,6 +88,8 @@ def test_an_unknown_algorithm_lists_those_there_are(tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=r"--algorithms: 'gripo' is unknown.*there are: .*algorithm/gripo.yaml"):
         collect(["gripo"], [])
+    with pytest.raises(ValueError, match=r"--algorithms: '\.\./policy/smollm2-135m' is unknown"):
+        collect(["../policy/smollm2-135m"], [])  # a file that there is
     (tmp_path / "algorithm").mkdir()
     (tmp_path / "algorithm" / "mine.yaml").write_text("data: {members: 4}\n")
     (variant,) = collect(["mine"], [])
@@ -134,6 +140,14 @@ def test_the_forms_of_a_variant(tmp_path: Path) -> None:
         ("a: {callbacks: [LambdaDecay]}", "callbacks are class names with their options"),
         ("[a]", "expected `key: value` lines"),
         ("a: [", "not readable as YAML"),
+        ("a: {}\nb: {}\na: {options: {data.members: 4}}", "v.yaml:3: `a` is given twice"),
+        ("a: {options: {data.members: 4, data.members: 8}}", "`data.members` is given twice"),
+        ("a: {options: {data.seed: 4}}", "a: --data.seed: not for compare: --seeds chooses"),
+        ("a: [--seed_everything=4]", "a: --seed_everything: not for compare"),
+        ("a: {options: {trainer.default_root_dir: x}}", "--out chooses the folder"),
+        ("a: [--print_config]", "a: --print_config: not for compare"),
+        ("a: [--help]", "a: --help: not for compare"),
+        ("plan.json: {}", "plan.json: the comparison has a file of that name"),
     ],
 )
 def test_bad_variants_are_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -169,7 +183,11 @@ def test_callbacks_are_changed_added_and_left_out() -> None:
     ]
     assert listed[0]["init_args"] == {"curriculum": "a", "start": 0}  # untouched
     assert edit_callbacks(listed, {"LambdaDecay": {"start": 1.0}})[1]["init_args"] == {"start": 1.0}
-    assert edit_callbacks([], {"A": {}, "B": None}) == [{"class_path": "A", "init_args": {}}]
+    assert edit_callbacks([], {"A": {}}) == [{"class_path": "A", "init_args": {}}]
+    with pytest.raises(
+        ValueError, match=r"LambdaDecai is to be left out.*did you mean LambdaDecay\? \(there are: Curr"
+    ):
+        edit_callbacks(listed, {"LambdaDecai": None})
 
 
 def test_the_page_shows_commands_variants_and_columns_that_are_there(tmp_path: Path) -> None:

@@ -134,6 +134,12 @@ class Given(Detector):
         return self.step_groups
 
 
+def test_numbers_of_step_groups_may_be_as_high_as_digests() -> None:
+    low = credit_groups([X, Y], lam=0.0, detector=Given(torch.tensor([0, 1, 0, 1, 2, 2, 3])))
+    high = credit_groups([X, Y], lam=0.0, detector=Given(torch.tensor([5, 2**62, 5, 2**62, 2**61, 2**61, 9])))
+    assert high.advantage.equal(low.advantage) and high.step_group_sizes.numel() == 4
+
+
 def test_a_detector_of_ones_own() -> None:
     alone = credit_groups([X], lam=0.0, detector=Given(torch.arange(4)))
     assert alone.advantage.tolist() == [0.0] * 4
@@ -147,6 +153,8 @@ def test_a_detector_of_ones_own() -> None:
             r"Given.detect gave torch.int64 of shape \[6\]; it must give one int64 ≥ 0 for each of 7 turns",
         ),
         (torch.zeros(7), "gave torch.float32 of shape"),
+        ([0] * 7, "Given.detect gave list; it must give one int64"),
+        (None, "Given.detect gave NoneType; it must give one int64"),
         (torch.tensor([0, 1, 0, 1, 2, 2, -1]), "must give one int64 ≥ 0"),
         (torch.tensor([0, 1, 0, 1, 0, 2, 2]), "put turns of two task groups into one step group"),
     ],

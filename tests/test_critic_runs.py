@@ -16,6 +16,7 @@ from gigpo_lightning.callbacks.checkpoint import IterationCheckpoint
 from gigpo_lightning.callbacks.lambda_decay import LambdaDecay
 from gigpo_lightning.policy.causal_lm import CausalLMPolicy, LoRA
 from gigpo_lightning.policy.critic import CriticRule
+from gigpo_lightning.resources import find_file
 from gigpo_lightning.rollout.collection import CreditRule
 from tests.test_critic import change, ppo
 from tests.test_resume import assert_equal
@@ -187,6 +188,16 @@ def test_an_overlay_trains_alfworld(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (saved["model"]["critic"] is not None) == (name in critics)
     assert saved["data"]["skip_zero_advantage"] == (name not in critics)
     assert saved["model"]["ratio"] == ("none" if name == "a2c" else "token")
+
+
+def test_ppo_over_a2c_has_its_ratio_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An overlay says all that its name means, whatever lies below it."""
+    monkeypatch.chdir(tmp_path)
+    for name, ratio in (("ppo", "token"), ("a2c", "none")):
+        other = {"ppo": "a2c", "a2c": "ppo"}[name]
+        paths = [find_file("configs", f"algorithm/{each}.yaml") for each in (other, name)]
+        model = {k: v for path in paths for k, v in yaml.safe_load(path.read_text())["model"].items()}
+        assert model["ratio"] == ratio
 
 
 def test_an_estimator_without_its_critic_is_refused_from_the_command_line(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +12,8 @@ import pytest
 import torch
 
 from gigpo_lightning.batch import pack
+from gigpo_lightning.envs.base import Observation, StepResult, Task
+from gigpo_lightning.policy.chat_text import ChatText
 from gigpo_lightning.policy.scratch import ScratchPolicy
 from gigpo_lightning.rollout.collector import Collector, EpisodeJob
 from gigpo_lightning.rollout.context import EpisodeContext, SegmentRule
@@ -16,6 +21,7 @@ from gigpo_lightning.rollout.demonstrations import pack_row
 from gigpo_lightning.rollout.pool import InProcessPool
 from gigpo_lightning.rollout.values import rate
 from gigpo_lightning.trajectory import EndReason, Episode, Group
+from tests.tiny_lm import made, save_tiny
 from tests.toy_world import BoxEnv, BoxTasks
 
 TASKS = BoxTasks(4)
@@ -125,6 +131,39 @@ def test_a_last_state_beyond_the_models_positions_keeps_its_end() -> None:
         assert segment.turn_index == [-1] * len(segment.token_ids)
         assert segment.response_mask == [False] * len(segment.token_ids)
         assert segment.logprobs == [0.0] * len(segment.token_ids)
+
+
+class ShortBoxes(BoxEnv):
+    """Ends an episode by a limit of its own, and then lists nothing."""
+
+    def reset(self, task: Task) -> Observation:
+        self.turns = 0
+        return super().reset(task)
+
+    def step(self, action: str) -> StepResult:
+        self.turns += 1
+        result = super().step(action)
+        return replace(result, truncated=self.turns >= 2 and not result.terminated)
+
+    def admissible_actions(self) -> Sequence[str]:
+        return [] if self.turns >= 2 else super().admissible_actions()
+
+
+def test_a_state_that_the_world_itself_cut_is_read_with_what_is_possible_there(tmp_path: Path) -> None:
+    """In prompts that list it; of a world that lists nothing there the list is empty."""
+    chat = ChatText(
+        system="take it", first="{instruction} , {observation}\n{admissible}", turn="{observation}\n{admissible}"
+    )
+    policy = made(save_tiny(tmp_path), chat=chat, lora=None)
+    policy.add_critic(detach=False)
+    collector = Collector(
+        policy, InProcessPool(ShortBoxes), RULES["growing"], rows=4, max_action_tokens=8, leave_open=True
+    )
+    jobs = [EpisodeJob(TASKS.get("train", i), 9, (i,)) for i in range(6)]
+    episodes = [episode for _, episode in sorted(collector.run(jobs, 3.0))]
+    cut = [episode for episode in episodes if episode.end is EndReason.TRUNCATED]
+    assert cut and all(len(episode.turns) == 2 and episode.segments[-1].is_left_open for episode in cut)
+    assert len(rate([Group("g", "", tuple(episodes))], policy, 500).ends) == 6
 
 
 def test_rollouts_that_were_not_played_for_a_critic_are_refused() -> None:

@@ -81,7 +81,6 @@ def test_unknown_name_lists_and_suggests() -> None:
         ("name: large\n    promote", "promote", 6, "`name` is missing"),
         ("max_turns: 15", "rehearsal: 0.1", 4, "no earlier one to rehearse"),
         ("max_turns: 15", "demote: 0.1", 4, "no earlier one to go back to"),
-        ("max_turns: 15", "promote: 0.5", 5, "`promote` is given twice"),
         ("{steps: [3, 5]}", "[3, 5]", 3, r"`difficulty` is \[3, 5\], but must be a mapping"),
         ("{steps: [3, 5]}", "{steps: []}", 3, "a value or a list of values per knob"),
         ("- name: small", "- name: ''", 2, "`name` is ''"),

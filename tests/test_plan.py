@@ -263,6 +263,11 @@ def test_the_probe_measures_and_leaves_nothing_behind(own_folder: Path, capsys: 
         (["--iterations=0"], "--iterations=0: must be at least 1"),
         (["--iteration=1"], "unknown option --iteration"),
         (["--data.rows=0"], "data.rows=0"),
+        (["--data.credit.estimator=ppo", "--probe=false"], "data.credit.estimator=ppo needs a critic"),
+        (
+            ["--config=algorithm/ppo.yaml", "--data.skip_zero_advantage=true", "--probe=false"],
+            "data.skip_zero_advantage=true with model.critic",
+        ),
         (["--model.policy", "CausalLMPolicy", "--model.policy.init_args.model=./none"], "there is no such folder"),
     ],
 )

@@ -11,6 +11,7 @@ Knows files; starts nothing.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,12 @@ from gigpo_lightning.compare.settle import dump
 from gigpo_lightning.files import replacing, write_json
 
 PLAN, LOG, ATTEMPTS, RUN = "plan.json", "fit.log", "attempts.json", "run.json"
+_NEEDED = {  # what is read of each file
+    PLAN: ("command", "budget", "jobs", "threads", "code", "machine", "variants"),
+    RUN: ("variant", "seed", "final", "points", "env_steps", "iteration", "seconds", "wall_s", "cpu_s", "peak_bytes"),
+    ATTEMPTS: ("attempts",),
+}
+_SEED = re.compile(r"seed_(\d+)")
 _SAME = ("code", "threads", "budget")  # of the plan, what all runs share; the rest is how it was last started
 _SHOWN = 3  # differences named in a refusal
 
@@ -173,8 +180,8 @@ def begun_runs(out: Path, variants: Sequence[str], seeds: Sequence[int]) -> list
     """The runs that have a folder, in the order of `variants` and seeds; of all seeds where none are named."""
     found = []
     for variant in variants:
-        numbered = [(path.name.removeprefix("seed_"), path) for path in (out / variant).glob("seed_*")]
-        folders = {int(number): path for number, path in numbered if number.isdecimal()}  # no copy of the user's
+        named = [(_SEED.fullmatch(path.name), path) for path in (out / variant).glob("seed_*")]
+        folders = {int(match[1]): path for match, path in named if match}
         found += [Run(variant, seed, folders[seed]) for seed in sorted(folders) if not seeds or seed in seeds]
     return found
 
@@ -205,8 +212,18 @@ def _flat(content: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """The content of a JSON file; None where it is missing."""
+    """The content of a JSON file; None where it is missing.
+
+    Raises:
+        ValueError: It is damaged, or of another kind.
+    """
     if not path.exists():
         return None
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return content
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:  # of the text or of the JSON
+        raise ValueError(f"{path} is damaged ({error}); remove it, and the same command makes it anew") from error
+    missing = [key for key in _NEEDED.get(path.name, ()) if not isinstance(content, dict) or key not in content]
+    if missing:
+        raise ValueError(f"{path}: not a file of compare, it lacks {', '.join(missing)}; choose another folder")
+    return dict(content)

@@ -15,6 +15,8 @@ from typing import NoReturn
 from gigpo_lightning.suggest import did_you_mean
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
+_MOST_STEPS, _MOST_SECONDS = 1e15, 1e8  # three years: nobody waits for more, and Lightning's clock overflows
+_MOST_SEEDS, _MOST_SEED = 1000, 2**32 - 1  # the seeds that Lightning takes
 _BUDGET = re.compile(r"(\d+(?:\.\d+)?)\s*(k?)(steps|s|m|h)", re.IGNORECASE)
 # Options of fit that compare sets itself, with what to do instead.
 _OWN = {
@@ -26,6 +28,8 @@ _OWN = {
     "--data.rollout_dir": "every run has its own",
     "--ckpt_path": "an interrupted comparison goes on when the same command is given again",
     "--print_config": "give it to fit",
+    "--help": "give it to compare or to fit, outside of variants",
+    "-h": "give it to compare or to fit, outside of variants",
 }
 # Without a dot in their names: options of fit itself.
 _OF_FIT = ("--config", "-c", "--trainer", "--data", "--model", "--optimizer", "--weights_only")
@@ -96,13 +100,13 @@ def parse(args: Sequence[str]) -> Options:
     """
     parser = command_parser()
     own, rest = parser.parse_known_args(list(args))
-    _check_rest(rest, [name for action in parser._actions for name in action.option_strings])
+    check_rest(rest, [name for action in parser._actions for name in action.option_strings])
     if not (own.algorithms or own.variants or own.report_only):
         raise ValueError("nothing to compare: give --algorithms gigpo,grpo or --variants FILE (--help describes both)")
     return Options(
         algorithms=names(own.algorithms, "--algorithms"),
         variants=names(own.variants, "--variants"),
-        seeds=() if own.seeds is None and own.report_only else parse_seeds(own.seeds or "3"),
+        seeds=() if own.seeds is None and own.report_only else parse_seeds("3" if own.seeds is None else own.seeds),
         budget=Budget() if own.budget is None else parse_budget(own.budget),
         evaluate=names(own.evaluate, "--evaluate"),
         checks=_count("--checks", own.checks),
@@ -125,12 +129,13 @@ def parse_budget(text: str) -> Budget:
     """
     match = _BUDGET.fullmatch(text.strip().replace("_", "").replace(",", ""))
     unit = match[3].lower() if match else ""
+    amount = float(match[1]) if match else 0.0
     if match and unit == "steps":
-        steps = round(float(match[1]) * (1000 if match[2] else 1))
-        if steps >= 1:
-            return Budget(env_steps=steps)
-    elif match and not match[2] and float(match[1]) > 0:
-        return Budget(seconds=float(match[1]) * _UNITS[unit])
+        steps = amount * (1000 if match[2] else 1)
+        if 0.5 < steps <= _MOST_STEPS:
+            return Budget(env_steps=round(steps))
+    elif match and not match[2] and 0 < amount * _UNITS[unit] <= _MOST_SECONDS:
+        return Budget(seconds=amount * _UNITS[unit])
     raise ValueError(
         f"--budget {text}: give a positive time, 20m, 1.5h or 90s, or environment steps, 300000steps or 300ksteps"
     )
@@ -146,8 +151,12 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     if not parts or not all(part.isdecimal() for part in parts) or (len(parts) == 1 and int(parts[0]) < 1):
         raise ValueError(f"--seeds {text}: give how many, at least 1, or the seeds themselves, e.g. 0,1,2")
     if len(parts) == 1 and "," not in text:
+        if int(parts[0]) > _MOST_SEEDS:
+            raise ValueError(f"--seeds {text}: that many runs of each variant; at most {_MOST_SEEDS}, 5 is usual")
         return tuple(range(int(parts[0])))
     seeds = tuple(int(part) for part in parts)
+    if max(seeds) > _MOST_SEED:
+        raise ValueError(f"--seeds {text}: {max(seeds)} is more than {_MOST_SEED}, the largest seed")
     twice = [seed for seed in seeds if seeds.count(seed) > 1]
     if twice:
         raise ValueError(f"--seeds {text}: {twice[0]} is given twice")
@@ -171,8 +180,16 @@ def names(text: str | None, option: str) -> tuple[str, ...]:
     return found
 
 
-def _check_rest(rest: Sequence[str], own: Sequence[str]) -> None:
-    """Refuse options of `fit` that compare sets, and those that are neither's."""
+def check_rest(rest: Sequence[str], own: Sequence[str] = ()) -> None:
+    """Refuse options of `fit` that compare sets, and those that are neither's.
+
+    Args:
+        rest: What is meant for `fit`.
+        own: Options of compare, for suggestions.
+
+    Raises:
+        ValueError: The message names the option.
+    """
     for arg in rest:
         name = arg.split("=")[0].removesuffix("+")
         if name in _OWN:

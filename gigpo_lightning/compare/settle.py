@@ -7,6 +7,7 @@ checkpoint after every iteration. The result is a file that says everything abou
 from __future__ import annotations
 
 import io
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr
@@ -41,7 +42,10 @@ def settle(variant: Variant, options: Options) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="gigpo-compare-") as folder:
         path = Path(folder, f"{variant.name}.yaml")
         path.write_text(dump(config), encoding="utf-8")
-        builder = _said(variant, lambda: _Builder(["--config", str(path), "--runs_dir", folder]))
+        try:
+            builder = _said(variant, lambda: _Builder(["--config", str(path), "--runs_dir", folder]))
+        except ValueError as error:  # its lines are those of a file that nobody has written, and that is gone
+            raise ValueError(re.sub(rf" \({re.escape(str(path))}:\d+\)", "", str(error))) from error
         settled: dict[str, Any] = yaml.safe_load(builder.text)
     return settled
 
@@ -63,7 +67,7 @@ def prepare(config: dict[str, Any], variant: Variant, options: Options) -> None:
     curve, limits = _schedule(options.budget, options.checks)
     trainer.update(limits)
     edits: dict[str, dict[str, Any]] = {
-        "gigpo_lightning.callbacks.StepBudget": {"env_steps": options.budget.env_steps},
+        "gigpo_lightning.callbacks.StepBudget": {"env_steps": options.budget.env_steps} if limits else {},
         "gigpo_lightning.callbacks.LearningCurve": curve,
         # The final figure is that of the last weights, for every algorithm alike.
         "gigpo_lightning.callbacks.IterationCheckpoint": {"best_by": None, "keep_last": 2, "folder": None},

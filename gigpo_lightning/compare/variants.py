@@ -15,11 +15,13 @@ from typing import Any
 import yaml
 
 from gigpo_lightning.cli_config import check_readable
+from gigpo_lightning.compare.options import check_rest
 from gigpo_lightning.resources import find_file, shipped_files
 from gigpo_lightning.suggest import did_you_mean
 
 _ALGORITHMS = "algorithm/"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,60}")
+_TAKEN = ("plan.json", "compare.json", "compare.md", "compare.png")  # beside the folders of the variants
 _KEYS = ("label", "configs", "options", "callbacks")
 # These use or keep what the callbacks before them have decided: new ones come before them.
 _LAST = ("TensorBoardViews", "IterationProgress", "IterationCheckpoint", "EvaluationFiles")
@@ -79,10 +81,19 @@ def edit_callbacks(listed: Sequence[Mapping[str, Any]], edits: Edits) -> list[di
     Args:
         listed: Entries with `class_path` and `init_args`.
         edits: By class name: options to change or, where the callback is not listed, to add it with; None removes it.
+
+    Raises:
+        ValueError: One that is to be removed is not listed.
     """
     result = [dict(entry) for entry in listed]
     for name, changes in edits.items():
         places = [number for number, entry in enumerate(result) if _class_name(entry) == name.rsplit(".")[-1]]
+        if changes is None and not places:
+            there = [_class_name(entry) for entry in result]
+            raise ValueError(
+                f"callbacks: {name} is to be left out, but is not in trainer.callbacks{did_you_mean(name, there)} "
+                f"(there are: {', '.join(there) or 'none'})"
+            )
         if changes is None:
             result = [entry for number, entry in enumerate(result) if number not in places]
         elif places:
@@ -97,6 +108,8 @@ def edit_callbacks(listed: Sequence[Mapping[str, Any]], edits: Edits) -> list[di
 def _algorithm(name: str) -> Variant:
     """The variant that an overlay `algorithm/NAME.yaml` makes."""
     try:
+        if not _NAME.fullmatch(name):  # `../x` would be found, and be the name of a folder
+            raise ValueError(name)
         find_file("configs", _ALGORITHMS + name)
     except ValueError:
         shipped = [file for file in shipped_files("configs") if file.startswith(_ALGORITHMS)]
@@ -120,6 +133,8 @@ def _variant(name: Any, entry: Any, where: str) -> Variant:
     """A variant from its entry in a file: a mapping, or a list of options of `fit`, or nothing."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ValueError(f"{where}: the name of a variant needs 1 to 61 of the characters a–z, 0–9, `.`, `_`, `-`, `=`")
+    if name in _TAKEN:
+        raise ValueError(f"{where}: the comparison has a file of that name; choose another name for the variant")
     if isinstance(entry, list):
         entry = {"options": entry}
     entry = {} if entry is None else entry
@@ -139,6 +154,10 @@ def _variant(name: Any, entry: Any, where: str) -> Variant:
         value is None or isinstance(value, dict) for value in callbacks.values()
     ):
         raise ValueError(f"{where}: callbacks are class names with their options, or null to leave one out")
+    try:
+        check_rest(options)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
     label = entry.get("label") or name
     return Variant(name, str(label), (*(f"--config={config}" for config in configs), *options), callbacks)
 

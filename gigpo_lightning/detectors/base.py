@@ -75,6 +75,11 @@ class Detector(ABC):
     is remembered changes only there, so that it does not matter how the groups were dealt out to the calls.
     """
 
+    @property
+    def kind(self) -> str:
+        """What tells detectors apart that cannot take over each other's memory."""
+        return type(self).__name__
+
     @abstractmethod
     def detect(self, table: TurnTable) -> Tensor:
         """Step group of every turn, int64 [S], each ≥ 0 and inside one task group.

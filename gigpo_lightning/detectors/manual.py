@@ -70,6 +70,11 @@ class HybridDetector(Detector):
             matcher("HybridDetector.exclude", exclude),
         )
 
+    @property
+    def kind(self) -> str:
+        """What it remembers is what its automatic detector does."""
+        return f"{type(self).__name__} of {self.automatic.kind}"
+
     def detect(self, table: TurnTable) -> Tensor:
         excluded = [self._exclude(turn) is not None for turn in table.turns]
         labels = [None if out else self._manual(turn) for turn, out in zip(table.turns, excluded, strict=True)]

@@ -93,6 +93,7 @@ def n_step(
     check_unit("gamma", gamma)
     if n_steps < 1:
         raise ValueError(f"n_steps: {n_steps} is less than 1, the TD error; 5 is usual")
+    n_steps = min(n_steps, 2**31)  # more than any episode has, and no integer overflows when it is added to a step
 
     def compute(error_t: Floats, layout: Layout) -> Floats:
         to_the_end = discounted(error_t, layout, gamma)

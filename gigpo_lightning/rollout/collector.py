@@ -174,7 +174,9 @@ class Collector:
         return [row for row in rows if row.answer.is_complete]
 
     def _reserve(self, state: EnvState) -> int:
-        """Tokens that must be left in a segment for the answer."""
+        """Tokens that must be left in a segment for the answer; there is none where the world has cut the episode."""
+        if state.truncated:
+            return self._max_action_tokens
         return max(self._max_action_tokens, self._rules.longest(state.admissible) - ACTION_ROOM_TOKENS)
 
     def _open_turn(self, row: _Live) -> None:

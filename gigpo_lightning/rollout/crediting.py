@@ -82,11 +82,11 @@ class Crediting:
 
     def state_dict(self) -> dict[str, Any]:
         """What the detector remembers."""
-        return {"kind": type(self.detector).__name__, "detector": self.detector.state_dict()}
+        return {"kind": self.detector.kind, "detector": self.detector.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take it over, unless it is of another kind of detector: then start without memory, and say so."""
-        kind = type(self.detector).__name__
+        kind = self.detector.kind
         if state["kind"] == kind:
             self.detector.load_state_dict(state["detector"])
         elif state["detector"] or self.detector.state_dict():

@@ -97,7 +97,7 @@ def next_state(env: TextEnv, action: str, task_id: str = "") -> EnvState:
             truncated=result.truncated,
             won=won,
             valid=valid,
-            admissible=None if over else _admissible(env),
+            admissible=None if result.terminated else _admissible(env, may_be_empty=over),
             anchor="" if over else _anchor(env),
         )
     except Exception as error:  # noqa: BLE001 - a world's code: any failure ends the episode as `error`
@@ -155,11 +155,14 @@ def _half_character(text: str) -> str:
     return ""
 
 
-def _admissible(env: TextEnv) -> tuple[str, ...] | None:
-    """The admissible actions, checked. This runs at every step: what is wrong is worked out only where something is."""
+def _admissible(env: TextEnv, may_be_empty: bool = False) -> tuple[str, ...] | None:
+    """The admissible actions, checked. This runs at every step: what is wrong is worked out only where something is.
+
+    Where the world's own limit has cut the episode, a critic still reads the state: nothing need be possible there.
+    """
     actions = env.admissible_actions()
     if actions is None:
-        return None
+        return () if may_be_empty else None
     if isinstance(actions, str) or not isinstance(actions, (list, tuple, Sequence)):
         raise TypeError(f"admissible_actions() gave {_show(actions)}: it must give a list of texts, or None")
     listed = tuple(actions)
@@ -168,6 +171,8 @@ def _admissible(env: TextEnv) -> tuple[str, ...] | None:
         different = set(listed)
     except (TypeError, UnicodeEncodeError):
         different = set()
+    if may_be_empty and not listed:
+        return listed
     if not different or len(different) < len(listed) or "" in different:
         raise ValueError(_wrong_actions(listed))
     return listed

@@ -91,6 +91,21 @@ def test_another_kind_of_detector_starts_without_memory(tmp_path: Path) -> None:
         fit(tmp_path, 2, data={"credit": CreditRule(detector=steered())}, ckpt_path=str(ckpt))
 
 
+def hybrid(automatic: Detector | str) -> dict[str, Any]:
+    return {"credit": CreditRule(detector=HybridDetector(automatic, exclude=[Pattern(action="take")]))}
+
+
+@pytest.mark.parametrize(("first", "then"), [("window", "similarity"), ("similarity", "window"), ("window", "exact")])
+def test_a_hybrid_of_another_detector_starts_without_memory(tmp_path: Path, first: str, then: str) -> None:
+    """What a hybrid remembers is its automatic detector's."""
+    made = {"window": WindowDetector(), "similarity": SimilarityDetector(target_density=(0.1, 0.2)), "exact": "exact"}
+    callback = IterationCheckpoint(folder=str(tmp_path / "kept"))
+    fit(tmp_path, 1, [callback], data=hybrid(made[first]))
+    (ckpt,) = (tmp_path / "kept").glob("iteration=*.ckpt")
+    with pytest.warns(UserWarning, match="memory of HybridDetector of .*, not of HybridDetector of"):
+        fit(tmp_path, 2, data=hybrid(made[then]), ckpt_path=str(ckpt))
+
+
 def test_a_detector_by_name_remembers(tmp_path: Path) -> None:
     _, _, data = fit(tmp_path, 2, data={"credit": CreditRule(detector="window")})
     detector = data.crediting.detector

@@ -194,3 +194,11 @@ def test_nothing_gives_nothing() -> None:
     assert gae(nothing, nothing, nothing, whole, whole).shape == (0,)
     assert n_step(nothing, nothing, nothing, whole, whole).shape == (0,)
     assert rloo(nothing, whole, whole, whole).shape == (0,)
+
+
+def test_more_steps_than_an_episode_has_are_all_of_them() -> None:
+    """However large: no integer overflows."""
+    rewards, values, ends = [1.0, 0.0, 2.0], [0.5, 0.25, 1.0], [9.0, 9.0, 4.0]
+    whole = n_step(rewards, values, ends, [0, 0, 0], [0, 1, 2], n_steps=3)
+    for n in (4, 2**63 - 1, 10**30):
+        torch.testing.assert_close(n_step(rewards, values, ends, [0, 0, 0], [0, 1, 2], n_steps=n), whole)
