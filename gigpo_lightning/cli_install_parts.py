@@ -33,7 +33,10 @@ LIBRARIES = {
     "jinja2": "jinja2",
     "rich": "rich",
 }
+_COMPARE = "pip install -c constraints.txt '.[compare]'"
 EXTRAS = {
+    "scipy": f"statistics of the command compare: {_COMPARE}",
+    "matplotlib": f"pictures of the command compare: {_COMPARE}",
     "textworld": "the stock ALFWorld engine, for comparison; Python up to 3.12: pip install -c constraints.txt "
     "'.[textworld]'",
     "vllm": "another engine for rollouts (data.engine): pip install '.[vllm]'; on Linux, Python 3.11 and newer",

@@ -6,10 +6,12 @@ long one takes.
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -231,7 +233,8 @@ class PlanCLI(GiGPOCLI):
         how = "as in fit" if self.split.processes == 1 else "of one process with its share, the exchange left out"
         print(f"probe: {count} iteration{'s' * (count != 1)} {how}, every row trained (--probe false leaves it out) …")
         sys.stdout.flush()
-        self.trainer.fit(self.model, datamodule=self.datamodule)
+        with redirect_stdout(io.StringIO()):  # what a run tells of itself, such as the stages of its curriculum
+            self.trainer.fit(self.model, datamodule=self.datamodule)
         if not self.clock.iterations:
             return {}
         seconds = self.clock.seconds()

@@ -226,7 +226,7 @@ def test_a_missing_package_is_named_before_anything_is_done(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(command, "find_spec", lambda name: None)
-    assert "compare needs scipy and matplotlib: pip install 'gigpo-lightning[compare]'" in refusal(capsys)
+    assert "compare needs scipy and matplotlib: pip install -c constraints.txt '.[compare]'" in refusal(capsys)
 
 
 def test_a_dry_run_shows_the_commands_in_a_balanced_order(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -86,6 +86,8 @@ def test_json_is_all_that_is_printed(capsys: pytest.CaptureFixture[str], monkeyp
         "bitsandbytes",
         "model cache",
         "alfworld games",
+        "scipy",
+        "matplotlib",
         "textworld",
         "vllm",
     ]

@@ -247,6 +247,7 @@ def test_the_probe_measures_and_leaves_nothing_behind(own_folder: Path, capsys: 
     shown = capsys.readouterr().out
     assert "An iteration of 4 episodes" in shown and "first-steps" in shown and "full-house" in shown
     assert "whole run: 7 iterations in " in shown
+    assert "Stages of the curriculum" not in shown  # the probe's are of no interest
     figures = json.loads(Path("figures.json").read_text())
     seconds = figures["probe"]["seconds_per_iteration"]
     assert seconds["time/update_s"] > 0 and seconds["time/policy_s"] > 0

@@ -109,7 +109,9 @@ class IterationProgress(ProgressBar):
             self._waiting = []
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Say that an evaluation is under way."""
+        """Say that an evaluation is under way; before the first iteration there is no line yet to add that to."""
+        if trainer.sanity_checking:
+            self.figures = Figures(rollouts(trainer, self).iteration, _iterations(trainer))
         self._draw("evaluating")
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -132,7 +134,8 @@ class IterationProgress(ProgressBar):
     ) -> None:
         """Say what is played: an evaluation takes minutes, and ends with all of its figures at once."""
         if self._enabled and hasattr(batch, "jobs"):
-            what = f"evaluation {batch_idx + 1}: {batch.stage}, {batch.split}, {batch.mode}"
+            number = f"{batch_idx + 1}/{trainer.num_test_batches[dataloader_idx]}"
+            what = f"evaluation {number}: {batch.stage}, {batch.split}, {batch.mode}"
             print(f"{what}, {len(batch.jobs)} episodes …", flush=True)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
@@ -146,6 +149,7 @@ class IterationProgress(ProgressBar):
         self._durations_s.append(now_s - self._iteration_begun_s)
         self._iteration_begun_s = now_s
         label, stage, lam = self._played
+        lam = data.report.metrics.get("credit/lambda", lam)  # the estimator may have set its own
         episodes = sum(played for _, played in data.report.success.values())
         self._episodes += episodes
         success = success_of(data, stage)

@@ -5,6 +5,7 @@ Knows the records of a stay, not how the curriculum moves.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,8 @@ from rich.table import Table
 
 from gigpo_lightning.curriculum import Stage, pooled
 
-COLUMNS = ("stage", "iterations", "env steps", "success at entry", "at exit", "left", "why")
+COLUMNS = ("stage", "iterations", "env steps", "at entry", "at exit")
+_UNFOLDED = 1000  # columns where no terminal limits them
 
 
 def visit(
@@ -47,13 +49,16 @@ def visit(
 
 
 def stage_table(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows of `visit` as a table, for the width of the terminal."""
-    table = Table(*COLUMNS, title="Stages of the curriculum")
+    """The rows of `visit` as a table, for the width of the terminal: in a narrow one only the last column is folded."""
+    table = Table(title="Stages of the curriculum, success at entry and at exit")
+    for name in COLUMNS:
+        table.add_column(name, no_wrap=True)
+    table.add_column("left", overflow="fold")
     for row in rows:
         rates = [f"{row[key]:.3f}" if row[key] is not None else "–" for key in ("success_entry", "success_exit")]
         counts = [str(row["iterations"]), f"{row['env_steps']:,}"]
-        table.add_row(row["stage"], *counts, *rates, row["moved"] or "the run ended", row["why"])
-    console = Console()
+        table.add_row(row["stage"], *counts, *rates, f"{row['moved'] or 'the run ended'}: {row['why']}")
+    console = Console(width=None if sys.stdout.isatty() else _UNFOLDED)
     with console.capture() as text:
         console.print(table)
     return text.get().rstrip("\n")

@@ -34,7 +34,9 @@ LAYOUT: dict[str, dict[str, list[Any]]] = {
     "anchors": {
         "density and coverage": ["Multiline", [r"anchors/density", r"anchors/coverage"]],
         "no spread": ["Multiline", [r"anchors/zero_spread", r"credit/zero_spread"]],
+        "what the detector was steered to": ["Multiline", [r"anchors/threshold", r"anchors/min_count"]],
         "library": ["Multiline", [r"anchors/library_size", r"anchors/library_visits"]],
+        "shares of the library": ["Multiline", [r"anchors/library_.*_frac"]],
     },
     "credit": {
         "λ": ["Multiline", [r"credit/lambda"]],
@@ -43,6 +45,7 @@ LAYOUT: dict[str, dict[str, list[Any]]] = {
     "loss": {
         "policy, value, KL, entropy": ["Multiline", [r"loss/(policy|value|kl|entropy|total)$"]],
         "clipping and ratio": ["Multiline", [r"loss/(clip|dual_clip|value_clip|ratio)"]],
+        "approximate KL of an update": ["Multiline", [r"loss/approx_kl"]],
         "gradient norm": ["Multiline", [r"loss/(critic_)?gradient_norm"]],
         "rollout against update": ["Multiline", [r"loss/mismatch", r"mismatch/(probe|kl_k3)"]],
     },
@@ -50,8 +53,14 @@ LAYOUT: dict[str, dict[str, list[Any]]] = {
         "explained variance": ["Multiline", [r"critic/explained_variance"]],
         "value and target": ["Multiline", [r"critic/(value|target)_mean"]],
     },
+    "replay": {
+        "share of borrowed episodes": ["Multiline", [r"replay/share"]],
+        "ratio to the old policy": ["Multiline", [r"replay/(ratio_mean|truncated_frac)"]],
+        "age and size": ["Multiline", [r"replay/(age|cache_size)"]],
+    },
     "curriculum": {
         "stage": ["Multiline", [r"curriculum/stage$"]],
+        "turn limit": ["Multiline", [r"curriculum/max_turns"]],
         "exploration": ["Multiline", [r"rollout/temperature", r"loss/entropy_coef"]],
     },
     "time": {

@@ -133,7 +133,7 @@ def check_packages() -> None:
     """
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
-        raise ValueError(f"compare needs {' and '.join(missing)}: pip install 'gigpo-lightning[compare]'")
+        raise ValueError(f"compare needs {' and '.join(missing)}: pip install -c constraints.txt '.[compare]'")
 
 
 def _default_out(options: Options) -> Path:

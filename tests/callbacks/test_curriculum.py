@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,8 @@ import torch
 from gigpo_lightning.callbacks.checkpoint import IterationCheckpoint
 from gigpo_lightning.callbacks.curriculum import Curriculum
 from gigpo_lightning.callbacks.exploration import Exploration
+from gigpo_lightning.callbacks.stage_report import stage_table, visit
+from gigpo_lightning.curriculum import Stage
 from gigpo_lightning.rollout.task_choice import ClassCount
 from tests import toy_run
 from tests.callbacks.tiny import Report, TinyRollouts, fit
@@ -107,7 +112,25 @@ def test_in_a_fit_a_stage_is_gone_back_from_and_promoted_again(
         ("high", 7, 4, 160, 0.0, 0.9, "passed"),
     ]
     assert rows[1]["why"] == "success 0.200 < 0.3"
-    assert "Stages of the curriculum" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "Stages of the curriculum" in shown
+    assert re.search(r"│ high +│ 3 +│ 120 +│ 0.200 +│ 0.200 +│ demoted: success 0.200 < 0.3 +│", shown)  # on one line
+
+
+def test_a_narrow_terminal_breaks_between_words_and_cuts_nothing_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = visit(Stage(name="two-objects", min_iterations=6), [[1, 10]], 1, 48232, None, "1 of at least 6 iterations")
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setenv("TERM", "dumb")  # of 80 columns, without colours
+    monkeypatch.delenv("COLUMNS", raising=False)
+    lines = stage_table([row]).splitlines()
+    assert max(len(line) for line in lines) <= 80
+    columns = zip(*(line.split("│")[1:-1] for line in lines[4:-1]), strict=True)
+    assert [" ".join(" ".join(part).split()) for part in columns] == [
+        *("two-objects", "1", "48,232", "0.100", "0.100"),
+        "the run ended: 1 of at least 6 iterations",
+    ]
 
 
 def test_a_cut_anywhere_in_a_demotion_changes_nothing(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -60,9 +61,9 @@ def curriculum(folder: Path) -> Curriculum:
     return Curriculum(str(path))
 
 
-def run(folder: Path, epochs: int, ckpt_path: str | None = None) -> None:
+def run(folder: Path, epochs: int, ckpt_path: str | None = None, **options: Any) -> None:
     callbacks = [curriculum(folder), IterationProgress(refresh_s=0.0), IterationCheckpoint()]
-    fit(folder, callbacks, [0.9], epochs=epochs, ckpt_path=ckpt_path, enable_progress_bar=True)
+    fit(folder, callbacks, [0.9], epochs=epochs, ckpt_path=ckpt_path, enable_progress_bar=True, **options)
 
 
 def test_without_a_terminal_one_line_per_iteration_and_a_table(
@@ -122,6 +123,29 @@ def test_resume_counts_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert all(f"{name}, since the resume" in output for name in ("time", "episodes", "highest success in any stage"))
 
 
+def test_the_evaluation_before_a_resumed_run_has_its_iteration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(tmp_path, epochs=2)
+    capsys.readouterr()
+    monkeypatch.setattr(progress, "_is_terminal", lambda stream: True)
+    monkeypatch.setenv("COLUMNS", "160")
+    checked = {"num_sanity_val_steps": 1, "limit_val_batches": 1, "check_val_every_n_epoch": 9}
+    run(tmp_path, epochs=3, ckpt_path="last", **checked)
+    assert re.findall(r"\riteration (\S+) · evaluating", capsys.readouterr().out) == ["2/3"]
+
+
+def test_the_share_is_the_one_that_the_estimator_used() -> None:
+    """Estimators other than GiGPO set λ themselves, whatever the schedule says: GRPO's is 1."""
+    data = TinyRollouts([0.5])
+    data.collect()
+    data.report.metrics["credit/lambda"] = 1.0
+    bar = IterationProgress()
+    bar._played = ("", "", 0.3)
+    bar._count(SimpleNamespace(max_epochs=3, callbacks=[]), data)  # type: ignore[arg-type]
+    assert bar.figures.lam == 1.0
+
+
 def test_paths_are_shown_from_the_working_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,9 +171,9 @@ def test_the_time_limit_has_a_line_of_its_own(
 
 def test_an_evaluation_says_what_it_plays(capsys: pytest.CaptureFixture[str]) -> None:
     batch = SimpleNamespace(stage="house", split="unseen", mode="greedy", jobs=[None] * 100)
-    bar = IterationProgress()
-    bar.on_test_batch_start(None, None, batch, 2)  # type: ignore[arg-type]
-    assert capsys.readouterr().out == "evaluation 3: house, unseen, greedy, 100 episodes …\n"
+    bar, trainer = IterationProgress(), SimpleNamespace(num_test_batches=[24])
+    bar.on_test_batch_start(trainer, None, batch, 2)  # type: ignore[arg-type]
+    assert capsys.readouterr().out == "evaluation 3/24: house, unseen, greedy, 100 episodes …\n"
     bar.disable()
-    bar.on_test_batch_start(None, None, batch, 3)  # type: ignore[arg-type]
+    bar.on_test_batch_start(trainer, None, batch, 3)  # type: ignore[arg-type]
     assert capsys.readouterr().out == ""

@@ -103,6 +103,19 @@ def test_layout_patterns_are_regular_expressions() -> None:
             assert all(re.compile(tag) for tag in tags)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("anchors/threshold", "anchors/min_count", "anchors/library_baseline_frac", "critic/explained_variance"),
+        *("critic/value_mean", "curriculum/max_turns", "loss/approx_kl", "loss/critic_gradient_norm"),
+        *(f"replay/{name}" for name in ("share", "age", "ratio_mean", "truncated_frac", "cache_size")),
+    ],
+)
+def test_a_figure_of_some_runs_has_a_chart(name: str) -> None:
+    charts = LAYOUT[name.partition("/")[0]].values()
+    assert any(re.match(tag, name) for _, tags in charts for tag in tags)
+
+
 def test_the_chart_of_seconds_leaves_out_what_is_per_second() -> None:
     seconds, throughput = (re.compile(tags[0]) for _, tags in LAYOUT["time"].values())
     assert seconds.match("time/rollout_s")
