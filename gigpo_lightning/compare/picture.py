@@ -60,7 +60,9 @@ def _draw_variant(panel: Any, curves: list[Any], grid: np.ndarray, number: int, 
     # NaN, and not drawn, from where the shortest run ends: with fewer seeds the line would jump.
     mean, low, high = rows.mean(axis=0), rows.min(axis=0), rows.max(axis=0)
     text = f"{label} ({len(curves)} seed{'s' * (len(curves) > 1)})"
-    marks = {"marker": _MARKS[number % len(_MARKS)], "markevery": (number * 3 % 20, 20), "markersize": 4.5}
+    # A mark stands where the first seed was evaluated; the others were within an iteration of it.
+    evaluated = sorted({int(np.abs(grid - steps).argmin()) for steps, _ in curves[0]})
+    marks = {"marker": _MARKS[number % len(_MARKS)], "markevery": evaluated, "markersize": 4.5}
     panel.plot(grid, mean, color=colour, linestyle=dash, linewidth=2.0, label=text, **marks)
     if len(curves) > 1:
         panel.fill_between(grid, low, high, color=colour, alpha=0.13, linewidth=0)
