@@ -119,7 +119,8 @@ def open_folder(out: Path) -> RunFolder:
     except OSError as error:
         raise ValueError(f"--out {out}: {error.strerror or error}".replace("--runs_dir", "--out")) from error
     except ValueError as error:
-        raise ValueError(f"--out {error}".replace("writes this run", "works in it")) from None
+        text = str(error).replace("writes this run", "works in it").replace("resume it with --ckpt_path last, or ", "")
+        raise ValueError(f"--out {text}") from None
 
 
 def settle_folder(
@@ -137,7 +138,8 @@ def settle_folder(
         other_code: Whether the code may have changed.
 
     Raises:
-        ValueError: It holds a comparison with other options; the message names the difference.
+        ValueError: It holds a comparison with other options; the message names the difference. Or a file is where the
+            runs of a variant must go.
     """
     known = _read(out / PLAN)
     found: list[str] = []
@@ -146,6 +148,8 @@ def settle_folder(
         found += _differences({key: known[key] for key in kept}, {key: plan[key] for key in kept})
     for name, config in configs.items():
         path = out / name / "config.yaml"
+        if path.parent.exists() and not path.parent.is_dir():
+            raise ValueError(f"--out {out}: its {name} is no folder of runs; remove it, or choose another folder")
         if path.exists():
             there = yaml.safe_load(path.read_text(encoding="utf-8"))
             found += [f"{name}: {text}" for text in _differences(there, config)]
