@@ -27,6 +27,7 @@ import torch
 from gigpo_lightning.callbacks.anchor_library import AnchorLibrary
 from gigpo_lightning.datamodule import RolloutDataModule
 from gigpo_lightning.envs.alfworld.tasks import GeneratedTasks
+from gigpo_lightning.files import write_json
 from gigpo_lightning.machine import machine
 from gigpo_lightning.module import GiGPOModule
 from gigpo_lightning.policy.scratch import ScratchPolicy
@@ -157,7 +158,7 @@ def main() -> None:
     print(f"\n{table(rows)}")
     if options.output:
         found = {"machine": machine("lightning"), "max_turns": options.max_turns, "rows": ROWS, "measured": rows}
-        options.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        write_json(options.output, found)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from benchmarks.learning_views import (
     stages_of,
     summary,
 )
-from gigpo_lightning.callbacks.evaluation_files import write_json
+from gigpo_lightning.files import write_json
 from gigpo_lightning.machine import machine
 
 

@@ -9,24 +9,16 @@ Replays the rollout files that a run has kept, so run it with a large `data.keep
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from gigpo_lightning.callbacks.anchor_table import SCOPES, AnchorTable
+from gigpo_lightning.callbacks.anchor_table import SCOPES, AnchorTable, keys_of
 from gigpo_lightning.functional.baselines import singleton_advantages
 
 MAX_ANCHORS = 20_000
-
-
-def keys_of(turns: list[tuple[str, str, str]], scope: str) -> list[str]:
-    """The library's keys of turns, given as (task, anchor, observation)."""
-    if scope == "text":
-        return [hashlib.blake2b(text.encode(), digest_size=12).hexdigest() for _, _, text in turns]
-    return [anchor if scope == "world" else f"{task}|{anchor}" for task, anchor, _ in turns]
 
 
 def replay(files: list[Path], scope: str, skip: int) -> dict[str, float | None]:
@@ -38,7 +30,7 @@ def replay(files: list[Path], scope: str, skip: int) -> dict[str, float | None]:
         rows = pa.ipc.open_stream(pa.OSFile(str(file))).read_all().to_pylist()
         columns = ("anchor", "observation", "step_return", "step_group")
         flat = [(row["task_id"], *turn) for row in rows for turn in zip(*(row[c] for c in columns), strict=True)]
-        keys = keys_of([turn[:3] for turn in flat], scope)
+        keys = keys_of(scope, *([turn[i] for turn in flat] for i in range(3)))
         step_return, group = (np.array([turn[i] for turn in flat]) for i in (3, 4))
         known = table.look_up(keys)
         advantage, used = (part.numpy() for part in singleton_advantages(step_return, group, *known))

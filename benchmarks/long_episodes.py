@@ -28,10 +28,10 @@ import numpy as np
 import torch
 
 from benchmarks.episode_memory import Watch
-from gigpo_lightning.callbacks.evaluation_files import write_json
 from gigpo_lightning.callbacks.warm_start import WarmStart
 from gigpo_lightning.datamodule import RolloutDataModule
 from gigpo_lightning.envs.alfworld.tasks import GeneratedTasks
+from gigpo_lightning.files import write_json
 from gigpo_lightning.machine import machine
 from gigpo_lightning.module import GiGPOModule
 from gigpo_lightning.policy.scratch import ScratchPolicy
@@ -78,12 +78,9 @@ class Steps(pl.Callback):
         trainer.should_stop = self.left <= 0
 
 
-def measure(turns: int | None, memory: str, seed: int, env_steps: int, warm_episodes: int) -> dict[str, Any]:
-    """One cell, in this process."""
-    torch.set_num_threads(1)
-    pl.seed_everything(seed, verbose=False)
-    segments = SegmentRule(turns=turns, max_tokens=MAX_TOKENS, **MEMORY[memory])
-    data = RolloutDataModule(
+def data_of(segments: SegmentRule, seed: int) -> RolloutDataModule:
+    """The rollouts of a cell; only the segments tell cells apart."""
+    return RolloutDataModule(
         GeneratedTasks(seed=seed, difficulty=DIFFICULTY),
         groups=GROUPS,
         members=MEMBERS,
@@ -99,6 +96,14 @@ def measure(turns: int | None, memory: str, seed: int, env_steps: int, warm_epis
         rows=64,
         seed=seed,
     )
+
+
+def measure(turns: int | None, memory: str, seed: int, env_steps: int, warm_episodes: int) -> dict[str, Any]:
+    """One cell, in this process."""
+    torch.set_num_threads(1)
+    pl.seed_everything(seed, verbose=False)
+    segments = SegmentRule(turns=turns, max_tokens=MAX_TOKENS, **MEMORY[memory])
+    data = data_of(segments, seed)
     policy = ScratchPolicy(64, layers=2, heads=2, kv_heads=2, init_seed=seed)
     module = GiGPOModule(policy, lambda weights: torch.optim.AdamW(weights, lr=1.5e-3, weight_decay=0.0), kl_coef=0.0)
     watch, steps = Watch(), Steps(env_steps)
@@ -177,7 +182,11 @@ def cells_of(options: argparse.Namespace) -> list[tuple[str, str, int]]:
 
 
 def run_cell(turns: str, memory: str, seed: int, options: argparse.Namespace) -> None:
-    """Play a cell in a process of its own unless it is finished."""
+    """Play a cell in a process of its own unless it is finished.
+
+    Raises:
+        ValueError: A finished cell was made with other options.
+    """
     path = options.out / f"{turns}-{memory}-{seed}.json"
     asked = {"env_steps": options.env_steps, "warm_episodes": options.warm_episodes}
     if path.exists():

@@ -27,7 +27,7 @@ import torch
 from transformers import AutoConfig
 
 from benchmarks.trl_sides import AVERAGES, CLIP, TRL, Ours, make_completions, make_model, move
-from gigpo_lightning.callbacks.evaluation_files import write_json
+from gigpo_lightning.files import write_json
 from gigpo_lightning.machine import machine
 
 

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from gigpo_lightning.callbacks.evaluation_files import write_json
+from gigpo_lightning.files import write_json
 from gigpo_lightning.functional.logprobs import TokenLogprobs, constrained_logprobs
 from gigpo_lightning.functional.vocabulary import vocabulary_logprobs
 from gigpo_lightning.machine import machine

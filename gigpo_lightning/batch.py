@@ -41,7 +41,7 @@ class MicroBatch:
         advantages: float32 [N], the advantage of the token's turn.
         allowed_ids: int64 [M], the allowed ids of every chosen token, concatenated.
         allowed_counts: int64 [N], their numbers, 0 where the whole vocabulary was allowed; None if it was for all.
-        importance: float32 [N], weights of the policy loss where another engine sampled; None for 1.
+        importance: float32 [N], weights of the policy loss where another engine or policy sampled; None for 1.
         values: Of all turns of the rows; None without a critic.
     """
 

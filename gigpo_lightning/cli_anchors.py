@@ -11,10 +11,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from gigpo_lightning.callbacks.anchor_table import AnchorTable
+from gigpo_lightning.callbacks.anchor_table import FILE, AnchorTable
 from gigpo_lightning.cli_errors import ShortParser
 
-FILE = "anchors.arrow"
 SORTS = ("visits", "return", "spread", "recent")
 
 

@@ -21,8 +21,6 @@ from gigpo_lightning.cli_errors import show_traceback
 BAD_INPUT_TYPES = (ValueError, TypeError, OSError, ImportError, NotImplementedError, MisconfigurationException)
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EIO)
 _OTHER_MODEL = "Error(s) in loading state_dict"
-
-
 # What torch's exchange between processes says when one of them is gone: gloo, NCCL and the store.
 _LOST = re.compile(r"gloo|connection (closed|reset|refused)|broken pipe|nccl|recvValue failed", re.IGNORECASE)
 

@@ -7,8 +7,6 @@ long one takes.
 from __future__ import annotations
 
 import json
-import logging
-import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -24,23 +22,20 @@ from gigpo_lightning.callbacks.seam import find
 from gigpo_lightning.cli import GiGPOCLI
 from gigpo_lightning.cli_checks import check_options
 from gigpo_lightning.cli_plan_needs import CONTEXT_BYTES, Needs, Planner, Setup
-from gigpo_lightning.cli_plan_probe import ProbeClock, measured_peak, whole_run
+from gigpo_lightning.cli_plan_probe import ProbeClock, whole_run
 from gigpo_lightning.cli_plan_savings import savings
 from gigpo_lightning.cli_plan_split import Split, check_spreadable, split_of
 from gigpo_lightning.cli_plan_table import Room, show_memory, show_probe, show_work
 from gigpo_lightning.cli_plan_work import works_of
-from gigpo_lightning.cli_quiet import quieten
+from gigpo_lightning.cli_quiet import quieten, without_details
 from gigpo_lightning.cli_ranks import is_one_of_several
-from gigpo_lightning.memory import free_memory, parse_size, whole_memory
+from gigpo_lightning.memory import free_memory, parse_size, peak_memory, whole_memory
 from gigpo_lightning.placement import settle_precision
 from gigpo_lightning.rollout.options import check_processes
 from gigpo_lightning.rollout.random_play import Work
 
 # Left out of a probe: they write where the run would, show its progress, or train for minutes before it.
 _LEFT_OUT = ("IterationCheckpoint", "IterationProgress", "WarmStart", "EvaluationFiles")
-
-# They tell of seeds and devices, which are no part of a plan.
-_TALKATIVE = ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.seed")
 # The trainer of a probe: iterations only.
 _PROBE_TRAINER = {
     "max_steps": -1,
@@ -66,17 +61,8 @@ def run_plan(args: Sequence[str]) -> int:
         0, or 1 where the run does not fit into the memory.
     """
     quieten()
-    folder = tempfile.mkdtemp(prefix="gigpo-plan-")
-    loggers = [logging.getLogger(name) for name in _TALKATIVE]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.WARNING)
-    try:
+    with without_details(), tempfile.TemporaryDirectory(prefix="gigpo-plan-", ignore_cleanup_errors=True) as folder:
         return PlanCLI(args, Path(folder)).code
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
 
 
 class PlanCLI(GiGPOCLI):
@@ -251,7 +237,7 @@ class PlanCLI(GiGPOCLI):
         seconds = self.clock.seconds()
         data = self.datamodule
         iterations, total_s = whole_run(self.limits, data.passes * data.minibatches, seconds["total"])
-        peak = measured_peak(self.trainer.strategy.root_device)
+        peak = peak_memory(self.trainer.strategy.root_device)
         show_probe(seconds, data.groups * data.members, iterations, total_s, peak, room.on_gpu)
         return {
             "probe": {"seconds_per_iteration": seconds, "peak_bytes": peak},

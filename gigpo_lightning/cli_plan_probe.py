@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 import time
 from collections.abc import Mapping
 from typing import Any
 
 import lightning.pytorch as pl
-import torch
 from lightning.pytorch.callbacks import Timer
 
 from gigpo_lightning.callbacks.seam import rollouts
@@ -62,17 +59,6 @@ class ProbeClock(pl.Callback):
         """Mean over the iterations; the first, which warms up, counts only where it is alone."""
         counted = self.iterations[1:] or self.iterations
         return {name: sum(i[name] for i in counted) / len(counted) for name in counted[0]}
-
-
-def measured_peak(device: torch.device) -> int:
-    """The most that was held so far: of a GPU's tensors, or of this process."""
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
-    if sys.platform == "win32":
-        return 0
-
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def whole_run(limits: Mapping[str, Any], updates: int, iteration_s: float) -> tuple[float | None, float | None]:

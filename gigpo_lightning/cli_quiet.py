@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from transformers.utils import logging as transformers_logging
 
@@ -44,6 +46,24 @@ class Without(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the record is kept."""
         return not record.getMessage().startswith(self._beginnings)
+
+
+# Loggers that tell of seeds and devices.
+_TALKATIVE = ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.seed")
+
+
+@contextmanager
+def without_details() -> Iterator[None]:
+    """For what is only tried: seeds and devices, which are no part of it, are not told while this lasts."""
+    loggers = [logging.getLogger(name) for name in _TALKATIVE]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def quieten() -> None:

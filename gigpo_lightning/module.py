@@ -33,6 +33,7 @@ from gigpo_lightning.resumption import settle_weights
 from gigpo_lightning.rollout.collector import EpisodeJob
 from gigpo_lightning.rollout.evaluation import EvaluationBatch, outcomes, summarise
 from gigpo_lightning.rollout.options import check_critic, check_loss, check_updates
+from gigpo_lightning.rollout.processes import gathered
 from gigpo_lightning.rollout.transcript import transcript
 from gigpo_lightning.sharding import own_part, shard, whole
 from gigpo_lightning.update import LossRule, Processes, accumulate
@@ -239,13 +240,9 @@ class GiGPOModule(pl.LightningModule):
 
     def _evaluate(self, batch: EvaluationBatch) -> dict[str, Any]:
         """Play the batch, each process its share; adds the row over all processes to `results`."""
-        jobs, world = self._share(batch), self.trainer.world_size
-        played = outcomes(jobs, self.trainer.datamodule.play(jobs, batch.temperature))  # type: ignore[attr-defined]
-        if world > 1:
-            parts: list[Any] = [None] * world
-            torch.distributed.all_gather_object(parts, played)
-            played = [outcome for part in parts for outcome in part]
-        row = summarise(batch, played)
+        jobs = self._share(batch)
+        own = outcomes(jobs, self.trainer.datamodule.play(jobs, batch.temperature))  # type: ignore[attr-defined]
+        row = summarise(batch, [outcome for part in gathered(own, self.trainer.world_size) for outcome in part])
         self.results.append(row)
         return row
 

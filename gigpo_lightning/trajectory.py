@@ -43,7 +43,7 @@ class Segment:
 
     The first four lists have the length of `token_ids`. `response_mask` is True where the policy chose the token among
     at least two allowed ones; `turn_index` is the turn within the episode, -1 in the header and in what nothing
-    answers; `logprobs` is 0 where the mask is False. `allowed_counts` holds, for each masked position in order, the
+    answers; `logprobs` is 0 where the mask is False. `allowed_counts` holds, for each chosen token in order, the
     number of tokens it was chosen among, 0 where that was the whole vocabulary; `allowed_ids` concatenates these
     tokens, none for a 0. `answer_starts` holds, for each turn in order, where its answer begins; one more entry, the
     length of `token_ids`, where the segment ends with a prompt that nothing answers: the state that an unfinished

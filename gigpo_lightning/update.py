@@ -14,7 +14,14 @@ import torch
 from torch import Tensor
 
 from gigpo_lightning.batch import MicroBatch, Minibatch, TurnValues
-from gigpo_lightning.functional.losses import TokenWeights, entropy_loss, kl_loss, policy_loss, token_weights
+from gigpo_lightning.functional.losses import (
+    LossResult,
+    TokenWeights,
+    entropy_loss,
+    kl_loss,
+    policy_loss,
+    token_weights,
+)
 from gigpo_lightning.functional.values import value_loss
 from gigpo_lightning.policy.base import BasePolicy
 from gigpo_lightning.policy.critic import CriticRule
@@ -66,6 +73,9 @@ class LossRule:
             weights: Of every chosen token, [N]; a token of weight 0 counts for nothing.
             denominator: Of the whole minibatch.
             turns: Denominator of the value loss, likewise.
+
+        Returns:
+            A scalar with gradient, and detached scalars under the names `loss/*`.
         """
         mask = weights > 0
         values = None
@@ -74,19 +84,7 @@ class LossRule:
         else:
             logprobs, entropy, values = policy.logprobs_and_values(micro, temperature)
         share: dict[str, Any] = {"denominator": denominator, "weights": weights}
-        surrogate = policy_loss(
-            logprobs,
-            micro.old_logprobs,
-            micro.advantages,
-            mask,
-            clip_low=self.clip_low,
-            clip_high=self.clip_high,
-            dual_clip=self.dual_clip,
-            ratio=self.ratio,
-            turn_ids=micro.turn,
-            denominator=denominator,
-            weights=weights if micro.importance is None else weights * micro.importance,
-        )
+        surrogate = self._surrogate(logprobs, micro, mask, weights, denominator)
         bonus = entropy_loss(entropy, mask, **share)
         loss = surrogate.loss + entropy_coef * bonus.loss
         metrics = {**surrogate.metrics, **bonus.metrics, "policy": surrogate.loss.detach()}
@@ -100,6 +98,24 @@ class LossRule:
             metrics |= value.metrics
         metrics["total"] = loss.detach()
         return loss, {f"loss/{name}": value for name, value in metrics.items()}
+
+    def _surrogate(
+        self, logprobs: Tensor, micro: MicroBatch, mask: Tensor, weights: Tensor, denominator: float
+    ) -> LossResult:
+        """The policy loss; it alone has the importance weights of tokens that another policy or engine sampled."""
+        return policy_loss(
+            logprobs,
+            micro.old_logprobs,
+            micro.advantages,
+            mask,
+            clip_low=self.clip_low,
+            clip_high=self.clip_high,
+            dual_clip=self.dual_clip,
+            ratio=self.ratio,
+            turn_ids=micro.turn,
+            denominator=denominator,
+            weights=weights if micro.importance is None else weights * micro.importance,
+        )
 
 
 def padding(device: torch.device) -> tuple[MicroBatch, Tensor]:

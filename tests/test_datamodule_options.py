@@ -194,6 +194,7 @@ def test_rows_without_any_advantage_are_left_out_if_asked(skip: bool) -> None:
         chosen_counts=np.array([2, 2, 2]),
         teaches=np.array([True, False, True]),
         token_counts=np.array([4, 4, 4]),
+        valued=np.array([False, False, False]),
         micro_batch=tuple,
     )
     batches = minibatches_of(

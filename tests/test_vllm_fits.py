@@ -154,8 +154,10 @@ def test_more_tokens_than_positions_are_refused(source: str, fake: Fake) -> None
 def test_ranks_without_kernels_are_refused_and_others_rounded_up(source: str, fake: Fake) -> None:
     engine_of(made(source, lora=LoRA(r=9))).begin(1, 1.0)
     assert fake[1][0].args.max_lora_rank == 16
+    policy = made(source, lora=LoRA(r=9), moved=False)
+    policy.lora = LoRA(r=513)  # the policy itself would refuse it: its layers are smaller
     with pytest.raises(ValueError, match=r"policy\.lora\.r=513: vLLM has kernels up to 512"):
-        engine_of(made(source, lora=LoRA(r=513), moved=False)).begin(1, 1.0)
+        engine_of(policy).begin(1, 1.0)
 
 
 def test_a_missing_package_ends_a_fit_before_the_model_is_loaded(

@@ -6,7 +6,6 @@ credit of the next iteration as a baseline (`data.credit.singleton_baseline`).
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,11 +16,12 @@ import numpy as np
 import torch.distributed as dist
 from lightning.pytorch.callbacks import Callback
 
-from gigpo_lightning.callbacks.anchor_table import SCOPES, AnchorTable
+from gigpo_lightning.callbacks.anchor_table import FILE, SCOPES, AnchorTable, keys_of
 from gigpo_lightning.callbacks.output_place import check_file
 from gigpo_lightning.callbacks.projector import project
 from gigpo_lightning.callbacks.seam import Rollouts, rollouts
 from gigpo_lightning.rollout.library_baseline import KnownReturns
+from gigpo_lightning.rollout.processes import gathered
 
 # Forgetting a quarter at a time makes it rare; sorting a full library every iteration would cost more than the rest.
 _KEPT_FRAC = 0.75
@@ -78,12 +78,8 @@ class AnchorLibrary(Callback):
         self.table = AnchorTable.load(Path(load_from)) if load_from is not None else AnchorTable(scope)
         self.scope, self.projector_every, self.projector_anchors = scope, projector_every, projector_anchors
         self._check_scope(f"load_from={load_from}")
-        self.save_to, self.max_anchors, self.text_chars, self.reset_every = (
-            save_to,
-            max_anchors,
-            text_chars,
-            reset_every,
-        )
+        self.save_to, self.text_chars = save_to, text_chars
+        self.max_anchors, self.reset_every = max_anchors, reset_every
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Refuse a place that cannot be written now, not when training ends."""
@@ -113,7 +109,7 @@ class AnchorLibrary(Callback):
         iteration = data.iteration - 1
         own = AnchorTable()
         for turns in data.report.credit_tables():
-            keys = self._keys(turns.tasks, turns.anchors, turns.texts)
+            keys = keys_of(self.scope, turns.tasks, turns.anchors, turns.texts)
             own.merge(
                 AnchorTable.of_turns(keys, turns.step_returns, turns.texts, turns.stages, iteration, self.text_chars)
             )
@@ -128,14 +124,7 @@ class AnchorLibrary(Callback):
 
     def look_up(self, task_ids: Sequence[str], anchors: Sequence[str], texts: Sequence[str]) -> KnownReturns:
         """What earlier iterations know of these states: the present one is added only when its update is done."""
-        return self.table.look_up(self._keys(task_ids, anchors, texts))
-
-    def _keys(self, task_ids: Sequence[str], anchors: Sequence[str], texts: Sequence[str]) -> Sequence[str]:
-        if self.scope == "world":
-            return anchors
-        if self.scope == "text":
-            return [hashlib.blake2b(text.encode(), digest_size=12).hexdigest() for text in texts]
-        return [f"{task}|{anchor}" for task, anchor in zip(task_ids, anchors, strict=True)]
+        return self.table.look_up(keys_of(self.scope, task_ids, anchors, texts))
 
     def _check_scope(self, source: str) -> None:
         if self.table.scope != self.scope:
@@ -145,7 +134,7 @@ class AnchorLibrary(Callback):
             )
 
     def _path(self, trainer: pl.Trainer) -> Path:
-        return Path(self.save_to) if self.save_to else Path(trainer.default_root_dir) / "anchors.arrow"
+        return Path(self.save_to) if self.save_to else Path(trainer.default_root_dir) / FILE
 
     def state_dict(self) -> dict[str, Any]:
         """The whole table."""
@@ -174,10 +163,8 @@ def _of_all_processes(own: AnchorTable) -> AnchorTable:
     """The tables of all processes merged in order of rank, so that every process keeps the same library."""
     if not (dist.is_available() and dist.is_initialized()):
         return own
-    states: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(states, own.state_dict())
     together = AnchorTable()
-    for state in states:
+    for state in gathered(own.state_dict(), dist.get_world_size()):
         table = AnchorTable()
         table.load_state_dict(state)
         together.merge(table)

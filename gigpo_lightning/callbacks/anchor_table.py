@@ -6,6 +6,7 @@ Knows nothing about training.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,14 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from gigpo_lightning.files import replacing
 from gigpo_lightning.rollout.library_baseline import KnownReturns
 
 _INTEGERS = ("visits", "first_seen", "last_seen")
 _FLOATS = ("mean", "m2")
 _TEXTS = ("keys", "texts", "stages")
 _FORMAT = b"gigpo_lightning anchors 2"
+FILE = "anchors.arrow"  # in a run's folder, where no other place is given
 SCOPES = ("task", "world", "text")
 _SCOPES = tuple(scope.encode() for scope in SCOPES)
 _SCHEMA = pa.schema(
@@ -28,6 +31,15 @@ _SCHEMA = pa.schema(
     + [(name, pa.float64()) for name in _FLOATS],
     metadata={"format": _FORMAT},
 )
+
+
+def keys_of(scope: str, task_ids: Sequence[str], anchors: Sequence[str], texts: Sequence[str]) -> Sequence[str]:
+    """The keys of turns, given by task, anchor key and observation; what they are is `AnchorTable.scope`'s to say."""
+    if scope == "world":
+        return anchors
+    if scope == "text":
+        return [hashlib.blake2b(text.encode(), digest_size=12).hexdigest() for text in texts]
+    return [f"{task}|{anchor}" for task, anchor in zip(task_ids, anchors, strict=True)]
 
 
 class AnchorTable:
@@ -101,10 +113,8 @@ class AnchorTable:
         known = rows >= 0
         found = KnownReturns(np.zeros(len(rows), np.int64), np.zeros(len(rows)), np.zeros(len(rows)))
         at = rows[known]
-        visits = self.visits[at]
-        variance = np.where(visits > 1, self.m2[at] / np.maximum(visits - 1, 1), 0.0)
-        for column, values in zip(found, (visits, self.mean[at], variance), strict=True):
-            column[known] = values
+        for column, values in zip(found, (self.visits, self.mean, self.variance()), strict=True):
+            column[known] = values[at]
         return found
 
     def merge(self, other: AnchorTable) -> None:
@@ -182,15 +192,12 @@ class AnchorTable:
         """Write an Arrow file, readable with pyarrow or pandas; whole or not at all."""
         schema = _SCHEMA.with_metadata({**_SCHEMA.metadata, b"scope": self.scope.encode()})
         table = pa.table({name: pa.array(getattr(self, name)) for name in schema.names}, schema=schema)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.partial")
-        try:
-            with pa.OSFile(str(partial), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
-                writer.write_table(table)
-            partial.replace(path)
-        except OSError:
-            partial.unlink(missing_ok=True)
-            raise
+        with (
+            replacing(path) as partial,
+            pa.OSFile(str(partial), "wb") as sink,
+            pa.ipc.new_file(sink, table.schema) as writer,
+        ):
+            writer.write_table(table)
 
     @classmethod
     def load(cls, path: Path) -> AnchorTable:

@@ -13,11 +13,11 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
-from gigpo_lightning.callbacks.evaluation_files import write_json
 from gigpo_lightning.callbacks.output_place import check_folder
 from gigpo_lightning.callbacks.seam import Controls, Rollouts, rollouts
 from gigpo_lightning.callbacks.stage_report import stage_table, visit
 from gigpo_lightning.curriculum import Decision, Stage, decide, load_stages
+from gigpo_lightning.files import write_json
 from gigpo_lightning.rollout.task_choice import TaskSignal
 
 

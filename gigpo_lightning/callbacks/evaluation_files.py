@@ -5,7 +5,6 @@ The command line always adds this callback; list it only to choose another folde
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gigpo_lightning.callbacks.output_place import check_folder
+from gigpo_lightning.files import write_json
 from gigpo_lightning.rollout.evaluation import results_table
 
 COLUMNS = ("stage", "split", "mode", "success", "95 % interval", "tasks", "turns")
@@ -91,17 +91,3 @@ def describe(trainer: pl.Trainer, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "note": "success over episodes; ci95 is the Wilson interval with the number of tasks as n",
         "results": rows,
     }
-
-
-def write_json(path: Path, content: dict[str, Any]) -> Path:
-    """Write a file that is either whole or not there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-    partial = path.with_suffix(".partial")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
-    return path

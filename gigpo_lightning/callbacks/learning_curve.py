@@ -15,10 +15,10 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.trainer.states import TrainerFn
 
-from gigpo_lightning.callbacks.evaluation_files import write_json
 from gigpo_lightning.callbacks.output_place import check_folder
 from gigpo_lightning.callbacks.seam import require_after, rollouts
 from gigpo_lightning.callbacks.step_budget import StepBudget
+from gigpo_lightning.files import write_json
 from gigpo_lightning.memory import peak_memory
 
 FILE = "curve.json"

@@ -1,4 +1,4 @@
-"""The command `compare`: from its command line to the report."""
+"""The command `compare`: from its command line to the report. Puts the parts together; what each does is theirs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from gigpo_lightning.callbacks.evaluation_files import write_json
 from gigpo_lightning.cli_config import resolve_configs, run_name
+from gigpo_lightning.cli_interrupt import INTERRUPTED
 from gigpo_lightning.compare.folder import Run, begun_runs, open_folder, read_plan, settle_folder
 from gigpo_lightning.compare.options import Options, parse
 from gigpo_lightning.compare.picture import draw
@@ -19,10 +19,11 @@ from gigpo_lightning.compare.report import markdown, summary
 from gigpo_lightning.compare.runner import Runner, fit_command
 from gigpo_lightning.compare.settle import settle
 from gigpo_lightning.compare.variants import collect
+from gigpo_lightning.files import write_json
 from gigpo_lightning.machine import code_digest, machine
 
 _NEEDED = ("scipy", "matplotlib")
-INTERRUPTED = 130
+_CHANGED = "the code of gigpo_lightning has changed since this comparison was started (--other_code accepts that)"
 
 
 def run_compare(args: Sequence[str]) -> int:
@@ -122,9 +123,6 @@ def report(out: Path, names: Sequence[str], options: Options) -> int:
     draw(whole, out / "compare.png")
     print(f"\n{text}\nreport: {out / 'compare.md'}, compare.json and compare.png beside it")
     return 0
-
-
-_CHANGED = "the code of gigpo_lightning has changed since this comparison was started (--other_code accepts that)"
 
 
 def check_packages() -> None:

@@ -11,7 +11,6 @@ Knows files; starts nothing.
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,10 +19,10 @@ from typing import Any
 
 import yaml
 
-from gigpo_lightning.callbacks.evaluation_files import write_json
 from gigpo_lightning.callbacks.learning_curve import FILE as CURVE_FILE
 from gigpo_lightning.cli_run import RunFolder, take
 from gigpo_lightning.compare.settle import dump
+from gigpo_lightning.files import replacing, write_json
 
 PLAN, LOG, ATTEMPTS, RUN = "plan.json", "fit.log", "attempts.json", "run.json"
 _NEEDED = {  # what is read of each file
@@ -31,7 +30,6 @@ _NEEDED = {  # what is read of each file
     RUN: ("variant", "seed", "final", "points", "env_steps", "iteration", "seconds", "wall_s", "cpu_s", "peak_bytes"),
     ATTEMPTS: ("attempts",),
 }
-_SEED = re.compile(r"seed_(\d+)")
 _SAME = ("code", "threads", "budget")  # of the plan, what all runs share; the rest is how it was last started
 _SHOWN = 3  # differences named in a refusal
 
@@ -164,10 +162,8 @@ def settle_folder(
     for name, config in configs.items():
         path = out / name / "config.yaml"
         if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            partial = path.with_suffix(".partial")
-            partial.write_text(dump(config), encoding="utf-8")
-            partial.replace(path)
+            with replacing(path) as partial:
+                partial.write_text(dump(config), encoding="utf-8")
 
 
 def read_plan(out: Path) -> dict[str, Any]:
@@ -186,8 +182,8 @@ def begun_runs(out: Path, variants: Sequence[str], seeds: Sequence[int]) -> list
     """The runs that have a folder, in the order of `variants` and seeds; of all seeds where none are named."""
     found = []
     for variant in variants:
-        named = [(_SEED.fullmatch(path.name), path) for path in (out / variant).glob("seed_*")]
-        folders = {int(match[1]): path for match, path in named if match}
+        numbered = [(path.name.removeprefix("seed_"), path) for path in (out / variant).glob("seed_*")]
+        folders = {int(number): path for number, path in numbered if number.isdecimal()}  # no copy of the user's
         found += [Run(variant, seed, folders[seed]) for seed in sorted(folders) if not seeds or seed in seeds]
     return found
 

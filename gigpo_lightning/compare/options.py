@@ -207,6 +207,7 @@ def _share(option: str, text: str) -> float:
 
 
 def command_parser() -> ShortParser:
+    """The parser of its own options; numbers stay texts, so that a bad one is named as it was written."""
     parser = ShortParser(
         prog="python -m gigpo_lightning compare",
         usage="%(prog)s --config FILE (--algorithms A,B,... | --variants FILE) [options] [options of fit]",

@@ -22,6 +22,7 @@ from gigpo_lightning.compare.folder import LOG, Run
 
 _POLL_S = 0.2
 _GRACE_S = 20.0  # for a process that is told to end
+_INTERRUPTED = "interrupted"  # why no more runs are started
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -158,9 +159,6 @@ class Runner:
             seconds = time.monotonic() - child.started_s
             child.run.end(seconds=seconds, cpu_s=child.cpu_s, exit_code=child.process.returncode)
         self._children.clear()
-
-
-_INTERRUPTED = "interrupted"
 
 
 def _ended(child: _Child) -> bool:

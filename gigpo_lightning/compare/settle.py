@@ -7,7 +7,6 @@ checkpoint after every iteration. The result is a file that says everything abou
 from __future__ import annotations
 
 import io
-import logging
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -20,14 +19,12 @@ import yaml
 from gigpo_lightning.callbacks import Curriculum, DirectTraining
 from gigpo_lightning.cli import GiGPOCLI
 from gigpo_lightning.cli_errors import show_traceback
-from gigpo_lightning.cli_quiet import quieten
+from gigpo_lightning.cli_quiet import quieten, without_details
 from gigpo_lightning.cli_ranks import forget
 from gigpo_lightning.compare.options import Budget, Options
 from gigpo_lightning.compare.variants import Variant, edit_callbacks
 from gigpo_lightning.curriculum import load_stages, stage_named
 
-# They tell of seeds and devices, which are no part of settling.
-_TALKATIVE = ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.seed")
 _SPLIT = "unseen"
 
 
@@ -115,13 +112,9 @@ def _stages(callbacks: Sequence[Mapping[str, Any]]) -> Any:
 def _said(variant: Variant, make: Any) -> Any:
     """What `make` gives; where it ends with a message, an error with that message and the variant's name."""
     quieten()
-    loggers = [logging.getLogger(name) for name in _TALKATIVE]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.WARNING)
     words = io.StringIO()
     try:
-        with redirect_stderr(words):
+        with without_details(), redirect_stderr(words):
             return make()
     except SystemExit as end:
         if end.code in (0, None) or show_traceback():
@@ -132,8 +125,6 @@ def _said(variant: Variant, make: Any) -> Any:
         raise ValueError(f"variant {variant.name}: {error}") from error
     finally:
         forget()
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
 
 
 class _Reader(GiGPOCLI):

@@ -13,10 +13,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from gigpo_lightning.functional.advantages import NORMS
-from gigpo_lightning.functional.records import check_choice, compact, read_integers, read_values
-
-# A standard deviation below this share of the size of the returns is round-off; as in `advantages`.
-_ROUND_OFF = 1e-9
+from gigpo_lightning.functional.records import ROUND_OFF_FLOAT64, check_choice, compact, read_integers, read_values
 
 
 class SingletonAdvantages(NamedTuple):
@@ -71,7 +68,7 @@ def singleton_advantages(
     if (var < 0.0).any():
         raise ValueError(f"variance: {var.min()} is negative")
     std = np.sqrt(var)
-    spread = std > _ROUND_OFF * np.maximum(np.abs(mu), np.abs(score))
+    spread = std > ROUND_OFF_FLOAT64 * np.maximum(np.abs(mu), np.abs(score))
     used = (np.bincount(groups, minlength=1)[groups] == 1) & (n >= 2) & spread
     deviation = score - mu
     if norm == "std":

@@ -128,18 +128,11 @@ def policy_loss(
         raise ValueError(f"advantages: shape {tuple(advantages.shape)} with a mask of {tuple(mask.shape)}")
     advantages = torch.where(mask, advantages, 0.0).to(log_ratio.dtype)
     rho = (_turn_means(log_ratio, mask, turn_ids) if ratio == "sequence" else log_ratio).exp()
-    is_clipped, is_dual = torch.zeros_like(mask), torch.zeros_like(mask)
     if ratio == "none":
+        is_clipped = is_dual = torch.zeros_like(mask)
         objective = torch.where(mask, logprobs.to(log_ratio.dtype), 0.0) * advantages
     else:
-        plain = rho * advantages
-        clipped = rho.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages
-        objective = torch.minimum(plain, clipped)
-        is_clipped = clipped < plain
-        if dual_clip is not None:
-            floor = dual_clip * advantages
-            is_dual = (advantages < 0) & (objective < floor)
-            objective = torch.where(is_dual, floor, objective)
+        objective, is_clipped, is_dual = _clipped(rho, advantages, clip_low, clip_high, dual_clip)
     loss = -_weighted(objective, mask, weights, denominator)
     with torch.no_grad():
         metrics = {
@@ -151,6 +144,20 @@ def policy_loss(
             "ratio_max": masked_max(rho, mask).clamp(min=0.0),
         }
     return LossResult(loss, metrics)
+
+
+def _clipped(
+    rho: Tensor, advantages: Tensor, clip_low: float, clip_high: float, dual_clip: float | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The clipped objective of every token, where the clipped branch was taken, and where the dual clip holds."""
+    plain = rho * advantages
+    clipped = rho.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages
+    objective, is_clipped = torch.minimum(plain, clipped), clipped < plain
+    if dual_clip is None:
+        return objective, is_clipped, torch.zeros_like(is_clipped)
+    floor = dual_clip * advantages
+    is_dual = (advantages < 0) & (objective < floor)
+    return torch.where(is_dual, floor, objective), is_clipped, is_dual
 
 
 def kl_loss(

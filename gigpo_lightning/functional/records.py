@@ -25,7 +25,7 @@ CHUNK_RECORDS = 1 << 15
 # Scores of a group whose standard deviation is below this share of the summed |rewards| behind them are equal up to
 # round-off. float32 rewards carry 6e-8 each (factor 16 of slack); float64 sums of 1e5 terms stay below 1e-11.
 _ROUND_OFF_FLOAT32 = 1e-6
-_ROUND_OFF_FLOAT64 = 1e-9
+ROUND_OFF_FLOAT64 = 1e-9
 
 
 def read_values(name: str, values: ArrayLike | Tensor, n_records: int | None = None) -> Floats:
@@ -178,7 +178,7 @@ def round_off(values: ArrayLike | Tensor) -> float:
     """The share of its size below which a difference of sums of such values is none."""
     dtype = values.dtype if isinstance(values, (np.ndarray, Tensor)) else np.float64
     small = (torch.float32, torch.float16, torch.bfloat16, np.dtype(np.float32), np.dtype(np.float16))
-    return _ROUND_OFF_FLOAT32 if dtype in small else _ROUND_OFF_FLOAT64
+    return _ROUND_OFF_FLOAT32 if dtype in small else ROUND_OFF_FLOAT64
 
 
 class OwnedOnce:

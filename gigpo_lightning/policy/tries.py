@@ -5,8 +5,8 @@ from __future__ import annotations
 from gigpo_lightning.policy.base import PromptFormat
 from gigpo_lightning.policy.constraint import ActionTrie
 
-# The lists of some hundred households; in large ones a trie takes 20 KB.
-TRIES_KEPT = 2_000
+# The lists of a hundred households or more; in large ones a trie takes 20 KB.
+TRIES_KEPT = 1_000
 
 
 class TrieCache:

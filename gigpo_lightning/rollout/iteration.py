@@ -19,6 +19,7 @@ from typing import Protocol, TypeVar
 from gigpo_lightning.credit import Credit, Values
 from gigpo_lightning.curriculum import Stage
 from gigpo_lightning.envs.base import TaskSet
+from gigpo_lightning.functional.records import ROUND_OFF_FLOAT64
 from gigpo_lightning.rollout.collection import add_to_report
 from gigpo_lightning.rollout.collector import CollectorStats, EpisodeJob
 from gigpo_lightning.rollout.library_baseline import Library
@@ -30,9 +31,8 @@ from gigpo_lightning.rollout.store import RolloutStore, RolloutWriter, merged_mo
 from gigpo_lightning.rollout.task_choice import TaskSignal, count_classes
 from gigpo_lightning.trajectory import Episode, Group
 
-# Of the normalisation over an iteration: as in groups, and where a standard deviation is round-off.
+# Added to the standard deviation of an iteration, as in groups.
 _EPS = 1e-6
-_ROUND_OFF = 1e-9
 
 _Item = TypeVar("_Item")
 
@@ -114,15 +114,54 @@ def run_iteration(
         crediting: Credits the groups, some at a time.
         replay: Lends successes to groups without one.
         path: The file to write.
+
+    Returns:
+        The rows to train on, and what the iteration says about itself, its figures over all processes.
     """
-    clock = _Clock()
+    clock, report, step_groups = _Clock(), RolloutReport(), 0
     groups_here = len(range(spec.rank, spec.groups, spec.world))
-    jobs = plan_iteration(
+    planned = _planned(spec, controls, stage, stage_tasks, groups_here)
+    jobs, played, named = tee(clock.apart("tasks", planned), 3)
+    groups = played_groups(played, play((member for job in jobs for member in job.members), controls.temperature))
+    noted = ((job.stage, job.task_class) for job in named)
+    with RolloutWriter(path) as writer:
+        while part := list(islice(groups, max(1, spec.credited_episodes // spec.members))):
+            clock.lap("play")
+            names, classes = zip(*islice(noted, len(part)), strict=True)
+            report.tally.add_classes(count_classes(classes, part))
+            part = replay.exchange(part, spec.iteration)
+            credit = _credited(part, crediting, step_groups, clock)
+            step_groups += len(credit.step_group_sizes)
+            add_to_report(report, part, names, credit, spec.transcripts)
+            clock.lap("report")
+            writer.write(part, names, credit)
+            clock.lap("store")
+            del part, credit  # before the next are played
+    clock.lap("play")
+    store = RolloutStore(path)
+    report.credit_tables = store.credit_tables
+    if crediting.is_normalised_later:
+        mean, scale = _mean_and_scale(gathered(store.moments(), spec.world))
+        # Without a critic 0 means that nothing is to be learned, and stays so.
+        store.normalise(mean if "values" in clock.laps else 0.0, scale)
+    clock.lap("store")
+    _sum_over_processes(report, spec.world)
+    clock.lap("report")
+    report.settle(_over_processes(_figures(clock.laps, stats(), groups_here * spec.members), spec.world))
+    report.metrics.update(replay.end_iteration(spec.iteration, partial(gathered, world=spec.world)))
+    return store, report
+
+
+def _planned(
+    spec: IterationSpec, controls: Controls, stage: Stage, stage_tasks: Callable[[Stage], TaskSet], groups: int
+) -> Iterator[GroupJob]:
+    """The groups that this process plays."""
+    return plan_iteration(
         {s.name: stage_tasks(s) for s in (stage, *controls.rehearsal)},
         stage,
         controls.rehearsal,
         split="train",
-        groups=groups_here,
+        groups=groups,
         members=spec.members,
         seed=spec.seed,
         rank=spec.rank,
@@ -130,45 +169,16 @@ def run_iteration(
         turn_limit=controls.turn_limit,
         signal=controls.signal,
     )
-    report = RolloutReport()
-    jobs, played, named = tee(clock.apart("tasks", jobs), 3)
-    groups = played_groups(played, play((member for job in jobs for member in job.members), controls.temperature))
-    noted = ((job.stage, job.task_class) for job in named)
-    step_groups = 0
-    with RolloutWriter(path) as writer:
-        while part := list(islice(groups, max(1, spec.credited_episodes // spec.members))):
-            clock.lap("play")
-            names, classes = zip(*islice(noted, len(part)), strict=True)
-            report.tally.add_classes(count_classes(classes, part))
-            part = replay.exchange(part, spec.iteration)
-            values = crediting.values(part)
-            clock.lap("credit" if values is None else "values")
-            credit = crediting.credit(part, values)
-            credit = replace(credit, step_group_ids=credit.step_group_ids + step_groups)  # unique in the file
-            step_groups += len(credit.step_group_sizes)
-            clock.lap("credit")
-            add_to_report(report, part, names, credit, spec.transcripts)
-            clock.lap("report")
-            writer.write(part, names, credit)
-            clock.lap("store")
-            del part, credit  # before the next are played
-    clock.lap("play")
-    has_critic = "values" in clock.laps
-    store = RolloutStore(path)
-    report.credit_tables = store.credit_tables
-    if crediting.is_normalised_later:
-        mean, scale = _mean_and_scale(gathered(store.moments(), spec.world))
-        # Without a critic 0 means that nothing is to be learned, and stays so.
-        store.normalise(mean if has_critic else 0.0, scale)
-    clock.lap("store")
-    _sum_over_processes(report, spec.world)
-    clock.lap("report")
-    figures = _figures(clock.laps, stats(), groups_here * spec.members)
-    if has_critic:
-        figures["time/values_s"] = clock.laps["values"]
-    report.settle(_over_processes(figures, spec.world))
-    report.metrics.update(replay.end_iteration(spec.iteration, partial(gathered, world=spec.world)))
-    return store, report
+
+
+def _credited(part: Sequence[Group], crediting: GroupCredit, step_groups: int, clock: _Clock) -> Credit:
+    """The credit of some groups; `step_groups`, those of the groups before, keep the numbers unique in the file."""
+    values = crediting.values(part)
+    clock.lap("credit" if values is None else "values")
+    credit = crediting.credit(part, values)
+    credit = replace(credit, step_group_ids=credit.step_group_ids + step_groups)
+    clock.lap("credit")
+    return credit
 
 
 def played_groups(jobs: Iterator[GroupJob], episodes: Iterable[Episode]) -> Iterator[Group]:
@@ -190,7 +200,7 @@ def _mean_and_scale(parts: Sequence[tuple[float, float, float]]) -> tuple[float,
     """
     n, mean, squares = merged_moments(parts)
     std = math.sqrt(squares / max(n - 1.0, 1.0))
-    return mean, 1.0 / (std + _EPS) if std > _ROUND_OFF * abs(mean) else 0.0
+    return mean, 1.0 / (std + _EPS) if std > ROUND_OFF_FLOAT64 * abs(mean) else 0.0
 
 
 def rollout_path(folder: Path, iteration: int, rank: int, keep: int) -> Path:
@@ -231,10 +241,12 @@ class _Clock:
 def _figures(laps: dict[str, float], stats: CollectorStats, episodes: int) -> dict[str, float]:
     """The `time/*` figures: seconds by part, and speeds."""
     play_s, total_s = max(laps["play"], 1e-9), max(sum(laps.values()), 1e-9)
+    of_critic = {"time/values_s": laps["values"]} if "values" in laps else {}
     return {
         "time/environment_s": stats.env_s + laps["tasks"],
         "time/policy_s": stats.policy_s,
         "time/collector_s": laps["play"] - stats.env_s - stats.policy_s,
+        **of_critic,
         "time/credit_s": laps["credit"],
         "time/report_s": laps["report"],
         "time/store_s": laps["store"],

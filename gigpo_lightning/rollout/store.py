@@ -7,6 +7,7 @@ groups and appears under its name only when complete. Knows nothing about polici
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
@@ -16,6 +17,7 @@ import pyarrow.compute as pc
 
 from gigpo_lightning.batch import MicroBatch, PackRow, pack
 from gigpo_lightning.credit import Credit
+from gigpo_lightning.files import replacing
 from gigpo_lightning.rollout.report import CreditTable
 from gigpo_lightning.trajectory import Episode, Group, Segment
 
@@ -75,12 +77,13 @@ class RolloutWriter:
 
     def __init__(self, path: Path):
         self.path = path
-        self._partial = path.with_suffix(".partial")
 
     def __enter__(self) -> RolloutWriter:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._sink = pa.OSFile(str(self._partial), "wb")
-        self._writer = pa.ipc.new_stream(self._sink, SCHEMA)
+        with ExitStack() as files:
+            partial = files.enter_context(replacing(self.path))
+            sink = files.enter_context(pa.OSFile(str(partial), "wb"))
+            self._writer = files.enter_context(pa.ipc.new_stream(sink, SCHEMA))
+            self._files = files.pop_all()
         self._groups = self._episodes = 0
         return self
 
@@ -133,12 +136,7 @@ class RolloutWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._writer.close()
-        self._sink.close()
-        if kind is None:
-            self._partial.replace(self.path)
-        else:
-            self._partial.unlink(missing_ok=True)
+        self._files.__exit__(kind, error, trace)
 
 
 class RolloutStore:

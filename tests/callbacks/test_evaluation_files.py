@@ -9,25 +9,13 @@ import pytest
 
 from gigpo_lightning import __main__
 from gigpo_lightning.callbacks.checkpoint import IterationCheckpoint
-from gigpo_lightning.callbacks.evaluation_files import EvaluationFiles, write_json
+from gigpo_lightning.callbacks.evaluation_files import EvaluationFiles
 from tests.callbacks.tiny import fit as tiny_fit
 from tests.toy_run import fit, make_data, make_module, make_trainer
 
 
 def files(root: Path) -> list[str]:
     return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
-
-
-# -- by hand -----------------------------------------------------------------------------------------------------------
-
-
-def test_a_file_is_whole_or_absent(tmp_path: Path) -> None:
-    path = write_json(tmp_path / "new" / "results.json", {"λ": 1})
-    assert json.loads(path.read_text(encoding="utf-8")) == {"λ": 1}
-    with pytest.raises(TypeError):
-        write_json(tmp_path / "new" / "results.json", {"bad": object()})
-    assert json.loads(path.read_text(encoding="utf-8")) == {"λ": 1}
-    assert files(tmp_path) == ["new/results.json"]
 
 
 # -- inside the trainer's commands -------------------------------------------------------------------------------------
@@ -107,13 +95,6 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
                 command(module, datamodule=make_data())
         assert not hasattr(module, "results") or not module.results  # nothing was played
     assert files(tmp_path) == ["file"]
-
-
-def test_a_file_that_cannot_take_its_place_leaves_nothing_behind(tmp_path: Path) -> None:
-    (tmp_path / "results.json").mkdir()
-    with pytest.raises(OSError, match=r"results\.json"):
-        write_json(tmp_path / "results.json", {})
-    assert files(tmp_path) == []
 
 
 # -- from the command line ---------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from gigpo_lightning.envs.alfworld.recognise import DOMAIN_MARKER
 from gigpo_lightning.envs.alfworld.recorded import DATA_VERSION, SPLIT_FOLDERS
 from gigpo_lightning.envs.alfworld.tasks import GeneratedTasks
 from gigpo_lightning.envs.base import Task, TaskSet
+from gigpo_lightning.files import replacing
 
 
 def write_games(tasks: TaskSet, split: str, count: int, folder: str | Path) -> list[Path]:
@@ -53,9 +54,9 @@ def _write_game(task: Task, target: Path) -> Path:
     (place / "initial_state.pddl").write_text(game.problem_text, encoding="utf-8")
     (place / "traj_data.json").write_text(json.dumps(_traj_data(task), indent=2) + "\n", encoding="utf-8")
     # Last and in one move: a folder without a game file is skipped by every reader, half a file would be an error.
-    path, unfinished = place / "game.tw-pddl", place / "game.tw-pddl.part"
-    unfinished.write_text(json.dumps(_game_file(game)), encoding="utf-8")
-    unfinished.replace(path)
+    path = place / "game.tw-pddl"
+    with replacing(path) as partial:
+        partial.write_text(json.dumps(_game_file(game)), encoding="utf-8")
     return path
 
 
