@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gigpo_lightning.callbacks.anchor_table import FILE, AnchorTable
+from gigpo_lightning.cli_errors import ShortParser
 
 SORTS = ("visits", "return", "spread", "recent")
 
@@ -29,7 +29,7 @@ def run_anchors(args: Sequence[str]) -> int:
     Raises:
         ValueError: There is no library where `PATH` says, or it cannot be read, or a bad option.
     """
-    parser = argparse.ArgumentParser(prog="python -m gigpo_lightning anchors", allow_abbrev=False)
+    parser = ShortParser(prog="python -m gigpo_lightning anchors", allow_abbrev=False)
     parser.add_argument("path", type=Path, metavar="PATH", help=f"a library's file, or the folder of a run with {FILE}")
     parser.add_argument("--top", type=int, default=20, metavar="N", help="number of anchors to print (20)")
     parser.add_argument(

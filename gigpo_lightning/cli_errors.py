@@ -5,6 +5,7 @@ Knows the parser's wording; nothing about what the options mean.
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import sys
@@ -29,6 +30,18 @@ _GROUP = re.compile(
 )
 _CLASS_PATH = re.compile(r"Problem with given class_path '([^']+)':\s*(.*)")
 _REQUIRED = re.compile(r"the following arguments are required: (.+)|(?:Key|Option) \S?([\w.]+)\S? is required")
+
+
+class ShortParser(argparse.ArgumentParser):
+    """argparse whose errors are exceptions: the caller shows them in one line, without the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what argparse has to say.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise ValueError(message.removeprefix("argument "))
 
 
 def fail(message: str) -> NoReturn:

@@ -5,7 +5,6 @@ Reads the checkpoint and the configuration of its run. What is written, and how,
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 from argparse import ArgumentError
@@ -21,7 +20,7 @@ from safetensors import SafetensorError
 
 from gigpo_lightning.callbacks.durable import damage, lacking
 from gigpo_lightning.cli_config import check_readable, run_name
-from gigpo_lightning.cli_errors import option_message
+from gigpo_lightning.cli_errors import ShortParser, option_message
 from gigpo_lightning.cli_place import NAMED, named
 from gigpo_lightning.cli_quiet import quieten
 from gigpo_lightning.cli_run import run_of_checkpoint, versions_of
@@ -47,7 +46,7 @@ def run_export(args: Sequence[str]) -> int:
     Raises:
         ValueError: Checkpoint, configuration and folder do not fit.
     """
-    parser = argparse.ArgumentParser(prog="python -m gigpo_lightning export", allow_abbrev=False)
+    parser = ShortParser(prog="python -m gigpo_lightning export", allow_abbrev=False)
     parser.add_argument("--ckpt_path", type=Path, required=True, help="a checkpoint file of a run, or best or last")
     parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="folder to write, new or empty")
     parser.add_argument("--merged", action="store_true", help="a whole model, the adapter added to its weights")

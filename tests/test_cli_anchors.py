@@ -94,4 +94,5 @@ def test_bad_input_is_one_message(
     assert left.value.code == 2
     said = capsys.readouterr()
     assert message in said.err
+    assert said.err.startswith("error: ") and said.err.count("\n") == 1
     assert said.out == ""

@@ -385,6 +385,13 @@ def test_a_folder_that_cannot_be_written_is_refused(
 ) -> None:
     Path("file").write_text("")
     assert "--out file/out: " in (said := refusal(capsys, "--out=file/out")) and "--runs_dir" not in said
+    Path("mine").mkdir()
+    Path("mine/poor").write_text("")
+    assert "--out mine: its poor is no folder of runs" in refusal(capsys, "--out=mine")
+    assert {path.name for path in Path("mine").iterdir()} <= {"poor", ".lock"}
+    Path("run").mkdir()
+    Path("run/results.json").write_text("{}")
+    assert "--out run holds a finished run: choose another folder" in refusal(capsys, "--out=run")
 
 
 def test_a_report_alone_starts_nothing(behaviour: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:

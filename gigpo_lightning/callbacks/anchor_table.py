@@ -226,6 +226,7 @@ class AnchorTable:
             setattr(table, name, arrow[name].to_numpy().copy())
         table._row = {key: row for row, key in enumerate(table.keys)}
         missing = any(column.null_count for column in arrow.columns)
-        if missing or len(table._row) < len(table) or not np.isfinite([table.mean, table.m2]).all():
-            raise ValueError(f"anchor library {path}: damaged: it holds a state twice, or a figure that is no number")
+        possible = np.isfinite([table.mean, table.m2]).all() and (table.m2 >= 0).all() and (table.visits >= 0).all()
+        if missing or len(table._row) < len(table) or not possible:
+            raise ValueError(f"anchor library {path}: damaged: it holds a state twice, or a figure that none can have")
         return table

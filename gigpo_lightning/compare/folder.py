@@ -11,7 +11,6 @@ Knows files; starts nothing.
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +30,6 @@ _NEEDED = {  # what is read of each file
     RUN: ("variant", "seed", "final", "points", "env_steps", "iteration", "seconds", "wall_s", "cpu_s", "peak_bytes"),
     ATTEMPTS: ("attempts",),
 }
-_SEED = re.compile(r"seed_(\d+)")
 _SAME = ("code", "threads", "budget")  # of the plan, what all runs share; the rest is how it was last started
 _SHOWN = 3  # differences named in a refusal
 
@@ -119,7 +117,8 @@ def open_folder(out: Path) -> RunFolder:
     except OSError as error:
         raise ValueError(f"--out {out}: {error.strerror or error}".replace("--runs_dir", "--out")) from error
     except ValueError as error:
-        raise ValueError(f"--out {error}".replace("writes this run", "works in it")) from None
+        text = str(error).replace("writes this run", "works in it").replace("resume it with --ckpt_path last, or ", "")
+        raise ValueError(f"--out {text}") from None
 
 
 def settle_folder(
@@ -137,7 +136,8 @@ def settle_folder(
         other_code: Whether the code may have changed.
 
     Raises:
-        ValueError: It holds a comparison with other options; the message names the difference.
+        ValueError: It holds a comparison with other options; the message names the difference. Or a file is where the
+            runs of a variant must go.
     """
     known = _read(out / PLAN)
     found: list[str] = []
@@ -146,6 +146,8 @@ def settle_folder(
         found += _differences({key: known[key] for key in kept}, {key: plan[key] for key in kept})
     for name, config in configs.items():
         path = out / name / "config.yaml"
+        if path.parent.exists() and not path.parent.is_dir():
+            raise ValueError(f"--out {out}: its {name} is no folder of runs; remove it, or choose another folder")
         if path.exists():
             there = yaml.safe_load(path.read_text(encoding="utf-8"))
             found += [f"{name}: {text}" for text in _differences(there, config)]
@@ -180,8 +182,8 @@ def begun_runs(out: Path, variants: Sequence[str], seeds: Sequence[int]) -> list
     """The runs that have a folder, in the order of `variants` and seeds; of all seeds where none are named."""
     found = []
     for variant in variants:
-        named = [(_SEED.fullmatch(path.name), path) for path in (out / variant).glob("seed_*")]
-        folders = {int(match[1]): path for match, path in named if match}
+        numbered = [(path.name.removeprefix("seed_"), path) for path in (out / variant).glob("seed_*")]
+        folders = {int(number): path for number, path in numbered if number.isdecimal()}  # no copy of the user's
         found += [Run(variant, seed, folders[seed]) for seed in sorted(folders) if not seeds or seed in seeds]
     return found
 

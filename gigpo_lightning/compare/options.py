@@ -5,13 +5,12 @@ Knows texts only; what the options of `fit` mean is the parser's of `fit`.
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
+from gigpo_lightning.cli_errors import ShortParser
 from gigpo_lightning.suggest import did_you_mean
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
@@ -83,13 +82,6 @@ class Options:
     report_only: bool
     other_code: bool
     fit: tuple[str, ...]
-
-
-class _Parser(argparse.ArgumentParser):
-    """Its errors are the caller's to show."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(message)
 
 
 def parse(args: Sequence[str]) -> Options:
@@ -214,9 +206,9 @@ def _share(option: str, text: str) -> float:
     return value
 
 
-def command_parser() -> _Parser:
+def command_parser() -> ShortParser:
     """The parser of its own options; numbers stay texts, so that a bad one is named as it was written."""
-    parser = _Parser(
+    parser = ShortParser(
         prog="python -m gigpo_lightning compare",
         usage="%(prog)s --config FILE (--algorithms A,B,... | --variants FILE) [options] [options of fit]",
         description=(

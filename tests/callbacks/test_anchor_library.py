@@ -167,6 +167,15 @@ def test_a_damaged_or_foreign_file_is_refused(tmp_path: Path) -> None:
         AnchorLibrary(load_from=str(tmp_path / "other.arrow"))
 
 
+@pytest.mark.parametrize(("column", "value"), [("visits", -1), ("m2", -0.5), ("mean", float("inf"))])
+def test_a_figure_that_no_state_can_have_is_refused(tmp_path: Path, column: str, value: float) -> None:
+    table = turns([("a", 1.0), ("b", 2.0)])
+    getattr(table, column)[1] = value
+    table.save(tmp_path / "bad.arrow")
+    with pytest.raises(ValueError, match=r"bad\.arrow: damaged: .*a figure that none can have"):
+        AnchorTable.load(tmp_path / "bad.arrow")
+
+
 def test_a_damaged_offset_is_refused_instead_of_crashing(tmp_path: Path) -> None:
     # Keys of 5, 9 and 2 characters begin and end at 0, 5, 14 and 16: int32 numbers that stand in the file as they are.
     keys = ["a" * 5, "b" * 9, "c" * 2]
