@@ -389,7 +389,8 @@ def test_export_writes_adapter_or_model(finished: Path, tmp_path: Path, capsys: 
     assert main(["export", "--ckpt_path", str(finished), "--to", str(target)]) == 0
     assert (target / "adapter_model.safetensors").is_file() and (target / "tokenizer.json").is_file()
     assert main(["export", "--ckpt_path", str(finished), "--to", str(tmp_path / "model"), "--merged"]) == 0
-    assert capsys.readouterr().out.splitlines() == [f"adapter: {target}", f"model: {tmp_path / 'model'}"]
+    said = [f"adapter: {target}, of {finished}", f"model: {tmp_path / 'model'}, of {finished}"]
+    assert capsys.readouterr().out.splitlines() == said
     trained = load_policy(finished)
     exported = made(str(tmp_path / "model"), lora=None)
     assert difference(exported, batch_of(play(trained, n=40))) < 1e-5
