@@ -39,7 +39,7 @@ def named_blocks(page: Path) -> dict[str, str]:
 
 def commands() -> list[list[str]]:
     """Every command line of all `sh` blocks, optional parts in brackets included."""
-    lines = [line for page in PAGES for block in blocks(page, "sh") for line in block.splitlines()]
+    lines = [line for page in PAGES for block in blocks(page, "sh") for line in block.replace("\\\n", " ").splitlines()]
     parts = [part for line in lines for part in line.partition("  #")[0].split("&&")]
     return [shlex.split(part) if "'" in part else shlex.split(re.sub(r"[\[\]]", "", part)) for part in parts]
 
