@@ -32,6 +32,7 @@ class Credit:
     (what the critic said) and `value_target` (what it should say) likewise, None where the estimator has no critic.
     `step_group_sizes` [step groups] holds the number of turns of each step group, for a histogram. `sums` holds counts
     and sums that add up over parts of an iteration and over processes; `credit_figures` says what follows from them.
+    `penalties` float64 are what was taken off each turn's own scores, 0 where they are in the returns.
     `library_steps` counts the turns whose step advantage comes from the anchor library; None where it was not asked.
     """
 
@@ -39,6 +40,7 @@ class Credit:
     episode_advantage: Tensor
     step_advantage: Tensor
     step_return: Tensor
+    penalties: Tensor
     step_group_ids: Tensor
     step_group_sizes: Tensor
     sums: dict[str, float]
@@ -134,6 +136,7 @@ def credit_groups(
         episode_advantage=parts.episode_advantage,
         step_advantage=parts.step_advantage,
         step_return=parts.step_return,
+        penalties=records.penalties,
         step_group_ids=records.step_group_ids,
         step_group_sizes=sizes,
         sums=_sums(records, parts, sizes),

@@ -151,13 +151,7 @@ class CreditRule:
             return credit
         convex = 0.0 if self.estimator == "step" else lam
         share = self.omega if self.combine == "additive" and self.estimator == "gigpo" else 1.0 - convex
-        return with_library(credit, groups, library, norm=self.norm, share=share, penalty=self._penalty)
-
-    def _penalty(self, turn: Turn) -> float:
-        """What is taken off a turn's own score."""
-        if self.penalty_in_returns:
-            return 0.0
-        return self.invalid_penalty * (not turn.valid) + self.format_penalty * (not turn.well_formed)
+        return with_library(credit, groups, library, norm=self.norm, share=share)
 
     def _credit(self, groups: Sequence[Group], lam: float, estimator: str, **found: Any) -> Credit:
         """Credit under the rule's options, by `estimator`; `found` are the arguments that are no options."""

@@ -5,7 +5,7 @@ It changes a finished credit, group by group, so it fits credit in parts. Knows 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
@@ -14,7 +14,7 @@ import torch
 
 from gigpo_lightning.credit import Credit
 from gigpo_lightning.functional.baselines import singleton_advantages
-from gigpo_lightning.trajectory import Group, Turn
+from gigpo_lightning.trajectory import Group
 
 SINGLETON_BASELINES = ("none", "library")
 
@@ -34,15 +34,7 @@ class Library(Protocol):
         """What is known of the states, given by task, anchor key and observation."""
 
 
-def with_library(
-    credit: Credit,
-    groups: Sequence[Group],
-    library: Library,
-    *,
-    norm: str,
-    share: float,
-    penalty: Callable[[Turn], float],
-) -> Credit:
+def with_library(credit: Credit, groups: Sequence[Group], library: Library, *, norm: str, share: float) -> Credit:
     """The credit with the library's step advantages where a step group has one member.
 
     Args:
@@ -51,7 +43,6 @@ def with_library(
         library: What is known.
         norm: As of the step advantages, `std` or `none`.
         share: Factor of the step advantage in the combined one: 1 − λ, or ω.
-        penalty: What is taken off a turn's own score, not off its returns.
 
     Returns:
         The same credit with `step_advantage`, `advantage` and `library_steps` renewed.
@@ -60,8 +51,7 @@ def with_library(
     known = library.look_up(
         [task for task, _ in turns], [str(turn.anchor) for _, turn in turns], [turn.observation for _, turn in turns]
     )
-    penalties = torch.tensor([penalty(turn) for _, turn in turns], dtype=torch.float64)
-    own = singleton_advantages(credit.step_return - penalties, credit.step_group_ids, *known, norm=norm)
+    own = singleton_advantages(credit.step_return - credit.penalties, credit.step_group_ids, *known, norm=norm)
     return replace(
         credit,
         step_advantage=torch.where(own.used, own.advantage, credit.step_advantage),
