@@ -7,14 +7,13 @@ makes up for the older policy that played them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gigpo_lightning.detectors.base import Gather
 from gigpo_lightning.rollout.episode_state import check_anchor, episodes_from_state, episodes_to_state
 from gigpo_lightning.trajectory import Episode, Group
-
-Gather = Callable[[Any], Sequence[Any]]  # this process's value → those of all, in order of rank
 
 
 @dataclass(frozen=True)  # no slots: jsonargparse reads the defaults from __dict__
