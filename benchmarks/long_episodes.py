@@ -28,6 +28,7 @@ import numpy as np
 import torch
 
 from benchmarks.episode_memory import Watch
+from gigpo_lightning.callbacks.step_budget import StepBudget
 from gigpo_lightning.callbacks.warm_start import WarmStart
 from gigpo_lightning.datamodule import RolloutDataModule
 from gigpo_lightning.envs.alfworld.tasks import GeneratedTasks
@@ -59,11 +60,11 @@ COLUMNS = {
 }
 
 
-class Steps(pl.Callback):
-    """Ends the run after so many environment steps, and keeps the figures of its iterations."""
+class Iterations(pl.Callback):
+    """Keeps the figures of a run's iterations, and their seconds of processor time."""
 
-    def __init__(self, env_steps: int):
-        self.left, self.seen = env_steps, list[dict[str, float]]()
+    def __init__(self) -> None:
+        self.seen: list[dict[str, float]] = []
         self._begin = 0.0
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -74,8 +75,6 @@ class Steps(pl.Callback):
         now = time.process_time()
         self.seen.append({**figures, "seconds": now - self._begin})
         self._begin = now
-        self.left -= round(figures["rollout/length"] * GROUPS * MEMBERS)
-        trainer.should_stop = self.left <= 0
 
 
 def data_of(segments: SegmentRule, seed: int) -> RolloutDataModule:
@@ -106,14 +105,14 @@ def measure(turns: int | None, memory: str, seed: int, env_steps: int, warm_epis
     data = data_of(segments, seed)
     policy = ScratchPolicy(64, layers=2, heads=2, kv_heads=2, init_seed=seed)
     module = GiGPOModule(policy, lambda weights: torch.optim.AdamW(weights, lr=1.5e-3, weight_decay=0.0), kl_coef=0.0)
-    watch, steps = Watch(), Steps(env_steps)
+    watch, iterations = Watch(), Iterations()
     with tempfile.TemporaryDirectory() as folder:
         trainer = pl.Trainer(
             accelerator="cpu",
             default_root_dir=folder,
             max_epochs=-1,
             limit_val_batches=0,
-            callbacks=[WarmStart(warm_episodes), watch, steps],
+            callbacks=[WarmStart(warm_episodes), watch, StepBudget(env_steps), iterations],
             logger=False,
             enable_checkpointing=False,
             enable_progress_bar=False,
@@ -121,23 +120,23 @@ def measure(turns: int | None, memory: str, seed: int, env_steps: int, warm_epis
         )
         trainer.fit(module, datamodule=data)
         trainer.test(module, datamodule=data, verbose=False)
-    last = steps.seen[-max(1, len(steps.seen) // 4) :]
+    last = iterations.seen[-max(1, len(iterations.seen) // 4) :]
 
     def mean(name: str) -> float:
-        return float(np.mean([seen[name] for seen in steps.seen]))
+        return float(np.mean([seen[name] for seen in iterations.seen]))
 
     peaks = watch.peaks
     return {
         "segments": asdict(segments),
         "success": float(np.mean([seen["rollout/success"] for seen in last])),
-        "first_success": steps.seen[0]["rollout/success"],
+        "first_success": iterations.seen[0]["rollout/success"],
         "unseen": module.results[0]["success"],
         "tokens_per_episode": mean("rollout/tokens_per_episode"),
         "context_limit": mean("rollout/end_context_limit"),
         "peak_mib": max(peaks[p]["RssAnon"] for p in ("collection", "update")) - peaks["start"]["RssAnon"],
         "seconds_per_iteration": mean("seconds"),
-        "iterations": len(steps.seen),
-        "curve": [seen["rollout/success"] for seen in steps.seen],
+        "iterations": len(iterations.seen),
+        "curve": [seen["rollout/success"] for seen in iterations.seen],
     }
 
 
