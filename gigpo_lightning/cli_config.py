@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -42,7 +43,7 @@ def resolve_configs(args: Sequence[str]) -> tuple[list[str], list[Path]]:
         if not name or name.startswith("--"):
             raise ValueError(f"--config: the name of a file is missing ({', '.join(shipped_files('configs'))})")
         path = _locate(name)
-        check_readable(path)
+        read_mapping(path)
         paths.append(path)
         resolved += ["--config", str(path)]
     return resolved, paths
@@ -84,8 +85,8 @@ def _locate(name: str) -> Path:
         raise ValueError(f"--config {error}") from None
 
 
-def check_readable(path: Path) -> None:
-    """Refuse a file that the parser could not read: its messages do not name the file.
+def read_mapping(path: Path, option: str = "--config") -> dict[str, Any]:
+    """The content of a YAML file that `option` names; a parser's own messages would not name the file.
 
     Raises:
         ValueError: There is no such file, no options in it, or one twice.
@@ -94,13 +95,14 @@ def check_readable(path: Path) -> None:
         text = path.read_text(encoding="utf-8")
         content, twice = yaml.safe_load(text), repeated_key(text)
     except OSError as error:
-        raise ValueError(f"--config {path}: cannot be read: {error.strerror}") from error
+        raise ValueError(f"{option} {path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise ValueError(f"--config {path}: not UTF-8 text: {error.reason} at byte {error.start}") from error
+        raise ValueError(f"{option} {path}: not UTF-8 text: {error.reason} at byte {error.start}") from error
     except yaml.YAMLError as error:
-        raise ValueError(f"--config {path}: not readable as YAML: {yaml_problem(error)}") from None
+        raise ValueError(f"{option} {path}: not readable as YAML: {yaml_problem(error)}") from None
     if not isinstance(content, dict):
         found = "is empty" if content is None else f"holds a {type(content).__name__}"
-        raise ValueError(f"--config {path}: expected `key: value` lines, but the file {found}")
+        raise ValueError(f"{option} {path}: expected `key: value` lines, but the file {found}")
     if twice is not None:
-        raise ValueError(f"--config {path}:{twice[1]}: `{twice[0]}` is given twice; YAML would take the last one alone")
+        raise ValueError(f"{option} {path}:{twice[1]}: `{twice[0]}` is given twice; YAML would take the last one alone")
+    return content

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from jsonargparse import ArgumentParser
 from safetensors import SafetensorError
 
 from gigpo_lightning.callbacks.durable import damage, lacking
-from gigpo_lightning.cli_config import check_readable, run_name
+from gigpo_lightning.cli_config import read_mapping, run_name
 from gigpo_lightning.cli_errors import ShortParser, option_message
 from gigpo_lightning.cli_place import NAMED, named
 from gigpo_lightning.cli_quiet import quieten
@@ -168,8 +167,7 @@ def _build(config: Path) -> CausalLMPolicy:
     Raises:
         ValueError: It names none, or one that cannot be made or exported.
     """
-    check_readable(config)
-    model = yaml.safe_load(config.read_text(encoding="utf-8")).get("model")
+    model = read_mapping(config).get("model")
     options = model.get("policy") if isinstance(model, dict) else None
     if options is None:
         raise ValueError(f"--config {config}: it has no model.policy; name the config.yaml of the checkpoint's run")

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from gigpo_lightning.cli_config import check_readable
+from gigpo_lightning.cli_config import read_mapping
 from gigpo_lightning.compare.options import check_rest
 from gigpo_lightning.resources import find_file, shipped_files
 from gigpo_lightning.suggest import did_you_mean
@@ -67,11 +67,7 @@ def read_variants(path: Path) -> list[Variant]:
     Raises:
         ValueError: The file cannot be read, or a variant in it; the message names both.
     """
-    try:
-        check_readable(path)
-    except ValueError as error:
-        raise ValueError(str(error).replace("--config", "--variants", 1)) from None
-    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    content = read_mapping(path, "--variants")
     return [_variant(name, entry, f"--variants {path}: {name}") for name, entry in content.items()]
 
 
