@@ -20,6 +20,7 @@ if sys.platform != "win32":
 # Below this a run is refused at its start: a few checkpoints of a small policy and the rollouts of two iterations.
 MIN_FREE_MB = 200
 _LOCK = ".lock"
+_OPTION = "--runs_dir"  # what chooses another folder for a run
 # What a run writes before its first iteration; anything else in a folder is worth keeping.
 _EARLY_FILES = ("events.out.tfevents.*", "hparams.yaml", "config.yaml", _LOCK)
 # By these a folder is known to hold a run; other files in it are the user's own.
@@ -92,20 +93,24 @@ def claim(parent: Path, prefix: str) -> RunFolder:
     return _opened(RunFolder(path, fresh=True, made=made))
 
 
-def take(path: Path) -> RunFolder:
-    """Use the folder that the user named for a new run; it is made where it is missing.
+def take(path: Path, option: str = _OPTION) -> RunFolder:
+    """Use the folder that the user named for something new; it is made where it is missing.
+
+    Args:
+        path: The folder.
+        option: The option that chooses another one.
 
     Raises:
         ValueError: It holds a run, or another process writes into it.
         OSError: The place is read-only or nearly full; the message says what to do.
     """
-    check_space(path)
+    check_space(path, option)
     made, fresh = _missing(path.parent), not path.exists()
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise _unwritable(error, path) from error
-    folder = _opened(RunFolder(path, fresh, made, _content(path)))
+        raise _unwritable(error, path, option) from error
+    folder = _opened(RunFolder(path, fresh, made, _content(path)), option)
     if not any(file for pattern in _RUN_FILES for file in path.glob(pattern)):
         return folder
     folder.discard()
@@ -125,7 +130,7 @@ def reopen(path: Path) -> RunFolder:
     return _opened(RunFolder(path, fresh=False, before=_content(path)))
 
 
-def check_space(folder: Path) -> None:
+def check_space(folder: Path, option: str = _OPTION) -> None:
     """Refuse a disk with less than `MIN_FREE_MB` left.
 
     Raises:
@@ -137,12 +142,12 @@ def check_space(folder: Path) -> None:
         raise OSError(
             errno.ENOSPC,
             f"the disk is nearly full: {free_mb:.0f} MB are free, a run needs {MIN_FREE_MB} MB; free some space "
-            "or choose another folder with --runs_dir",
+            f"or choose another folder with {option}",
             str(folder),
         )
 
 
-def check_writable(folder: Path) -> None:
+def check_writable(folder: Path, option: str = _OPTION) -> None:
     """Write and remove a small file in an existing folder.
 
     Raises:
@@ -153,7 +158,7 @@ def check_writable(folder: Path) -> None:
         probe.write_bytes(b"x")
         probe.unlink()
     except OSError as error:
-        raise _unwritable(error, folder) from error
+        raise _unwritable(error, folder, option) from error
 
 
 def versions_of(runs: Path) -> list[Path]:
@@ -176,9 +181,9 @@ def number_of(folder: Path) -> int:
     return int(match[1]) if match else -1
 
 
-def _unwritable(error: OSError, folder: Path) -> OSError:
+def _unwritable(error: OSError, folder: Path, option: str = _OPTION) -> OSError:
     return OSError(
-        error.errno, f"cannot write here: {error.strerror}; choose another folder with --runs_dir", str(folder)
+        error.errno, f"cannot write here: {error.strerror}; choose another folder with {option}", str(folder)
     )
 
 
@@ -191,10 +196,10 @@ def _content(folder: Path) -> frozenset[Path]:
     return frozenset(folder.rglob("*"))
 
 
-def _opened(folder: RunFolder) -> RunFolder:
+def _opened(folder: RunFolder, option: str = _OPTION) -> RunFolder:
     """The folder, locked, if it can be written; else nothing is left of it."""
     try:
-        check_writable(folder.path)
+        check_writable(folder.path, option)
         folder.lock = _locked(folder.path)
     except OSError:
         folder.discard()
@@ -217,7 +222,7 @@ def _locked(folder: Path) -> int | None:
         os.close(lock)
         if isinstance(error, BlockingIOError):
             raise ValueError(
-                f"{folder} is in use: another process writes this run; wait for its end, or choose another folder"
+                f"{folder} is in use: another process writes into it; wait for its end, or choose another folder"
             ) from error
         return None
     return lock

@@ -113,12 +113,11 @@ def open_folder(out: Path) -> RunFolder:
         ValueError: Another comparison works in it, or it cannot be written.
     """
     try:
-        return take(out)
+        return take(out, "--out")
     except OSError as error:
-        raise ValueError(f"--out {out}: {error.strerror or error}".replace("--runs_dir", "--out")) from error
+        raise ValueError(f"--out {out}: {error.strerror or error}") from error
     except ValueError as error:
-        text = str(error).replace("writes this run", "works in it").replace("resume it with --ckpt_path last, or ", "")
-        raise ValueError(f"--out {text}") from None
+        raise ValueError(f"--out {error}") from error
 
 
 def settle_folder(
