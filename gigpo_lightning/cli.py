@@ -15,7 +15,6 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities import rank_zero_only
-from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 # Imported for their names: a class that is loaded can be written in YAML without its module.
@@ -30,7 +29,7 @@ from gigpo_lightning.cli_checks import check_nulls, check_options, check_parts
 from gigpo_lightning.cli_config import resolve_configs, run_name, saved_config
 from gigpo_lightning.cli_errors import fail, option_message, show_traceback
 from gigpo_lightning.cli_faults import Constructors, end_if_left_alone, is_bad_input, message
-from gigpo_lightning.cli_interrupt import end_interrupted, is_interrupt
+from gigpo_lightning.cli_interrupt import end_by, signal_of
 from gigpo_lightning.cli_logger import RunLogger
 from gigpo_lightning.cli_place import Place, agreed_place, checkpoint_folder, place_run
 from gigpo_lightning.cli_quiet import quieten
@@ -109,14 +108,13 @@ class GiGPOCLI(LightningCLI):
         except BaseException as error:
             forget()
             self._end_others()
-            if is_interrupt(error):
-                end_interrupted(command, args, self.place.folder.path if self.place else None, say=rank() == 0)
             if self.place is not None:
                 self.place.folder.discard()
+            number = signal_of(error)
+            if number is not None:
+                end_by(number, command, args, self.place.folder.path if self.place else None, say=rank() == 0)
             if isinstance(error, Exception):
                 self._end_if_bad_input(error)
-            if isinstance(error, SIGTERMException):  # Lightning's own says 0, as if the run had come to its end
-                error.code = 128 + signal.SIGTERM
             raise
         finally:
             if self.place is not None:

@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from gigpo_lightning import __main__
-from gigpo_lightning.cli_interrupt import is_interrupt
+from gigpo_lightning.cli_interrupt import signal_of
 from gigpo_lightning.paths import shown
 from tests.cli_world import LineModule, enter, run_line
 
@@ -43,6 +44,20 @@ def test_ctrl_c_says_how_to_go_on(
     )
 
 
+def test_sigterm_says_how_to_go_on(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, own_folder: Path
+) -> None:
+    def told(module: LineModule) -> None:
+        if module.trainer.current_epoch == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(LineModule, "on_train_epoch_start", told)
+    with pytest.raises(SystemExit) as end:
+        run_line("fit", "--trainer.logger=false", epochs=9)
+    assert end.value.code == 143
+    assert "told to end (SIGTERM): runs/" in capsys.readouterr().err.splitlines()[-1]
+
+
 def test_ctrl_c_before_the_first_iteration_has_nothing_to_go_on_from(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, own_folder: Path
 ) -> None:
@@ -57,9 +72,9 @@ def test_ctrl_c_before_the_first_iteration_has_nothing_to_go_on_from(
 
 
 def test_other_exits_are_no_interrupts() -> None:
-    assert not is_interrupt(SystemExit(0))
-    assert not is_interrupt(ValueError())
-    assert is_interrupt(KeyboardInterrupt())
+    assert signal_of(SystemExit(0)) is signal_of(ValueError()) is None
+    assert signal_of(KeyboardInterrupt()) == signal.SIGINT
+    assert signal_of(SIGTERMException()) == signal.SIGTERM
 
 
 def test_the_help_names_the_program(capsys: pytest.CaptureFixture[str]) -> None:
