@@ -58,10 +58,15 @@ def rate_anew(
 
 
 def _ratios(old: Rescored, world: int) -> dict[str, float]:
-    """Of the borrowed tokens of all processes: the mean of present ÷ old probability, and the share that is cut off."""
+    """Of the borrowed tokens of all processes: the mean of present ÷ old probability, and the share that is cut off.
+
+    Nothing where there are none.
+    """
     tokens = sum(len(weights) for weights in old.importance.values())
     names = ("ratio_mean", "truncated_frac")
     parts = gathered((tokens, [old.metrics[f"mismatch/{name}"] for name in names]), world)
-    total = max(sum(count for count, _ in parts), 1)
+    total = sum(count for count, _ in parts)
+    if not total:
+        return {}
     means = [sum(count * values[i] for count, values in parts) / total for i in range(len(names))]
     return {f"replay/{name}": mean for name, mean in zip(names, means, strict=True)}

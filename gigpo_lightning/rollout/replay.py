@@ -106,11 +106,9 @@ class ReplayCache:
         ages = [age for _, own, _ in parts for age in own]
         episodes = sum(own for _, _, own in parts)
         self._new, self._ages, self._episodes = {}, [], 0
-        return {
-            "replay/share": len(ages) / max(episodes + len(ages), 1),
-            "replay/age": sum(ages) / max(len(ages), 1),
-            "replay/cache_size": float(len(self)),
-        }
+        share = len(ages) / max(episodes + len(ages), 1)
+        age = {"replay/age": sum(ages) / len(ages)} if ages else {}  # nothing borrowed has no age
+        return {"replay/share": share, **age, "replay/cache_size": float(len(self))}
 
     def _forget(self, iteration: int, rule: ReplayRule) -> None:
         """Let go of what the next iteration may no longer borrow, and of the oldest."""
