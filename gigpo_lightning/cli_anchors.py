@@ -104,7 +104,7 @@ def _shown(rows: Sequence[dict[str, Any]]) -> Table:
     for row in rows:
         mean, std = (f"{row[key]:.3f}" if row[key] is not None else "–" for key in ("return_mean", "return_std"))
         seen = f"{row['first_seen']}–{row['last_seen']}"
-        # Texts are the world's: brackets in them are no markup.
-        text = " ".join(row["text"].split()).replace("[", r"\[")
+        # Texts are the world's: brackets in them are no markup, and what a terminal would obey is left out.
+        text = "".join(char for char in " ".join(row["text"].split()) if char.isprintable()).replace("[", r"\[")
         table.add_row(f"{row['visits']:,}", mean, std, seen, row["stage"], text)
     return table

@@ -18,7 +18,9 @@ def run(tmp_path: Path) -> Path:
 
     def add(key: str, returns: list[float], iteration: int) -> None:
         n = len(returns)
-        table.merge(AnchorTable.of_turns([key] * n, returns, [f"see [{key}] \n"] * n, ["st"] * n, iteration, 80))
+        table.merge(
+            AnchorTable.of_turns([key] * n, returns, [f"see [{key}] \x1b[31m\n"] * n, ["st"] * n, iteration, 80)
+        )
 
     add("reset", [5.0], 9)
     table.forget_statistics()
@@ -46,7 +48,7 @@ def test_orders_as_json(run: Path, capsys: pytest.CaptureFixture[str], sort: str
     wild = next(anchor for anchor in found["anchors"] if anchor["key"] == "wild")
     assert wild == {
         "key": "wild",
-        "text": "see [wild] \n",
+        "text": "see [wild] \x1b[31m\n",
         "stage": "st",
         "visits": 2,
         "return_mean": 1.0,
@@ -62,6 +64,7 @@ def test_the_table_of_a_run(run: Path, capsys: pytest.CaptureFixture[str], monke
     out = capsys.readouterr().out
     assert "4 anchors, 7 visits; one anchor is of one world" in out
     assert "see [often]" in out
+    assert "\x1b" not in out  # a terminal would obey it
     assert "1.414" in out
     assert "good" not in out
 
