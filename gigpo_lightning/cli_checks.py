@@ -10,6 +10,7 @@ from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 import lightning.pytorch as pl
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
@@ -75,6 +76,8 @@ def check_callbacks(callbacks: Sequence[pl.Callback]) -> None:
 def check_parts(model: Any, data: Any, callbacks: Sequence[pl.Callback]) -> None:
     """Refuse a module, a datamodule and callbacks of ours that do not fit together, as soon as they are made.
 
+    Warns where they fit, but hardly learn together.
+
     Raises:
         ValueError: The estimator and the critic do not fit, or a library is read that nobody keeps.
     """
@@ -82,6 +85,11 @@ def check_parts(model: Any, data: Any, callbacks: Sequence[pl.Callback]) -> None
         return
     rule = data.crediting.rule
     check_critic(model.loss.critic, rule, data.skip_zero_advantage)
+    if model.loss.ratio == "none" and data.passes > 1:
+        rank_zero_warn(
+            f"model.ratio=none with data.passes={data.passes}: without a ratio nothing holds the later passes back; "
+            "data.passes=1 is what this is for"
+        )
     rule.check_library(next((callback for callback in callbacks if isinstance(callback, AnchorLibrary)), None))
 
 

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from gigpo_lightning import __main__
-from gigpo_lightning.cli_checks import check_nulls, check_options
+from gigpo_lightning.cli_checks import check_nulls, check_options, check_parts
 from gigpo_lightning.datamodule import RolloutDataModule
 from gigpo_lightning.module import GiGPOModule
 from tests.cli_world import enter
+from tests.toy_run import make_data, make_module
 
 POLICY = "model: {policy: {class_path: CausalLMPolicy, init_args: {model: x, %s}}}"
 
@@ -74,3 +75,11 @@ def test_ways_to_train_that_cannot_work(options: dict[str, Any], message: str) -
     with pytest.raises(ValueError, match=message):
         check_options(options, [])
     check_options({"precision": "bf16-mixed", "strategy": "fsdp2"}, [])
+
+
+@pytest.mark.parametrize(("ratio", "passes", "warned"), [("none", 2, 1), ("none", 1, 0), ("token", 2, 0)])
+def test_several_passes_without_a_ratio_are_warned_of(
+    ratio: str, passes: int, warned: int, recwarn: pytest.WarningsRecorder
+) -> None:
+    check_parts(make_module(ratio=ratio), make_data(passes=passes), [])
+    assert sum(f"model.ratio=none with data.passes={passes}" in str(seen.message) for seen in recwarn) == warned
