@@ -64,17 +64,17 @@ class AnchorLibrary(Callback):
         projector_anchors: int = 500,
     ) -> None:
         if max_anchors is not None and max_anchors < 1:
-            raise ValueError(f"max_anchors is {max_anchors}, but must be ≥ 1, or null for no limit")
+            raise ValueError(f"AnchorLibrary.max_anchors={max_anchors}: must be ≥ 1, or null for no limit")
         if text_chars < 0:
-            raise ValueError(f"text_chars is {text_chars}, but must be ≥ 0")
+            raise ValueError(f"AnchorLibrary.text_chars={text_chars}: must be ≥ 0")
         if reset_every is not None and reset_every < 1:
-            raise ValueError(f"reset_every is {reset_every}, but must be ≥ 1, or null for never")
+            raise ValueError(f"AnchorLibrary.reset_every={reset_every}: must be ≥ 1, or null for never")
         if scope not in SCOPES:
-            raise ValueError(f"scope is {scope!r}, but must be one of {', '.join(SCOPES)}")
+            raise ValueError(f"AnchorLibrary.scope={scope!r}: must be one of {', '.join(SCOPES)}")
         if projector_every is not None and projector_every < 1:
-            raise ValueError(f"projector_every is {projector_every}, but must be ≥ 1, or null for never")
+            raise ValueError(f"AnchorLibrary.projector_every={projector_every}: must be ≥ 1, or null for never")
         if projector_anchors < 1:
-            raise ValueError(f"projector_anchors is {projector_anchors}, but must be ≥ 1")
+            raise ValueError(f"AnchorLibrary.projector_anchors={projector_anchors}: must be ≥ 1")
         self.table = AnchorTable.load(Path(load_from)) if load_from is not None else AnchorTable(scope)
         self.scope, self.projector_every, self.projector_anchors = scope, projector_every, projector_anchors
         self._check_scope(f"load_from={load_from}")

@@ -50,9 +50,11 @@ class IterationCheckpoint(ModelCheckpoint):
         best_by: str | None = "rollout/success",
     ) -> None:
         if keep_last < 1:
-            raise ValueError(f"keep_last is {keep_last}, but must be ≥ 1: without a checkpoint no run can be resumed")
+            raise ValueError(
+                f"IterationCheckpoint.keep_last={keep_last}: must be ≥ 1: without a checkpoint no run can be resumed"
+            )
         if keep_best < 0:
-            raise ValueError(f"keep_best is {keep_best}, but must be ≥ 0")
+            raise ValueError(f"IterationCheckpoint.keep_best={keep_best}: must be ≥ 0")
         super().__init__(dirpath=folder, save_top_k=-1, every_n_epochs=1, save_on_train_epoch_end=True)
         self.keep_last, self.keep_best, self.best_by = keep_last, keep_best, best_by
         self.scores: dict[str, list[float]] = {}  # file name → [stage, figure], [] where the figure was missing

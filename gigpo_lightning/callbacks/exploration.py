@@ -44,10 +44,10 @@ class Exploration(Callback):
         self._entropy = _schedule("entropy_coef", entropy_coef)
         for name, value in (("temperature_boost", temperature_boost), ("entropy_boost", entropy_boost)):
             if not 0 <= value < float("inf"):
-                raise ValueError(f"{name} is {value}, but must be ≥ 0; 0 is off, 0.5 raises by half")
+                raise ValueError(f"Exploration.{name}={value}: must be ≥ 0; 0 is off, 0.5 raises by half")
         if boost_iterations < 1:
             raise ValueError(
-                f"boost_iterations is {boost_iterations}, but must be ≥ 1; to switch off, set the boosts to 0"
+                f"Exploration.boost_iterations={boost_iterations}: must be ≥ 1; to switch off, set the boosts to 0"
             )
         self.temperature_boost, self.entropy_boost = temperature_boost, entropy_boost
         self.boost_iterations = boost_iterations

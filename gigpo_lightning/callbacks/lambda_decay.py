@@ -35,7 +35,7 @@ class LambdaDecay(Callback):
     ) -> None:
         for name, value in (("start", start), ("end", end)):
             if value is not None and not 0 <= value <= 1:
-                raise ValueError(f"{name} is {value}, but λ must be in [0, 1]")
+                raise ValueError(f"LambdaDecay.{name}={value}: must be a λ, in [0, 1]")
         given = {"start": start, "minimum" if schedule == "published" else "end": end, "span": span}
         try:
             self._lam = make_schedule(schedule, **{name: value for name, value in given.items() if value is not None})

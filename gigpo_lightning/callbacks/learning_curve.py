@@ -47,9 +47,9 @@ class LearningCurve(Callback):
         self, every_env_steps: int | None = None, every_s: float | None = None, folder: str | None = None
     ) -> None:
         if every_env_steps is not None and every_env_steps < 1:
-            raise ValueError(f"every_env_steps is {every_env_steps}, but must be ≥ 1")
+            raise ValueError(f"LearningCurve.every_env_steps={every_env_steps}: must be ≥ 1")
         if every_s is not None and not 0 < every_s < math.inf:
-            raise ValueError(f"every_s is {every_s}, but must be a positive number of seconds")
+            raise ValueError(f"LearningCurve.every_s={every_s}: must be a positive number of seconds")
         if every_env_steps is not None and every_s is not None:
             raise ValueError(f"every_env_steps={every_env_steps} and every_s={every_s}: give one of them")
         self.every_env_steps, self.every_s, self.folder = every_env_steps, every_s, folder

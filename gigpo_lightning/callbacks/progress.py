@@ -49,7 +49,7 @@ class IterationProgress(ProgressBar):
     def __init__(self, refresh_s: float = 0.2) -> None:
         super().__init__()
         if not refresh_s >= 0:
-            raise ValueError(f"refresh_s is {refresh_s}, but must be ≥ 0 seconds")
+            raise ValueError(f"IterationProgress.refresh_s={refresh_s}: must be ≥ 0 seconds")
         self.refresh_s = refresh_s
         self.figures = Figures(0)
         self.best_success: float | None = None

@@ -27,7 +27,7 @@ class StepBudget(Callback):
 
     def __init__(self, env_steps: int | None = None) -> None:
         if env_steps is not None and env_steps < 1:
-            raise ValueError(f"env_steps is {env_steps}, but must be ≥ 1, or null for no limit")
+            raise ValueError(f"StepBudget.env_steps={env_steps}: must be ≥ 1, or null for no limit")
         self.env_steps = env_steps
         self.before = 0  # steps of all iterations before the present one
         self.total = 0  # the present one's, too

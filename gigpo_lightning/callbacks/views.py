@@ -89,9 +89,9 @@ class TensorBoardViews(Callback):
     def __init__(self, histograms_every: int = 5, transcripts_every: int = 10, transcripts: int = 3) -> None:
         for name, value in (("histograms_every", histograms_every), ("transcripts_every", transcripts_every)):
             if value < 1:
-                raise ValueError(f"{name} is {value}, but must be ≥ 1")
+                raise ValueError(f"TensorBoardViews.{name}={value}: must be ≥ 1")
         if transcripts < 0:
-            raise ValueError(f"transcripts is {transcripts}, but must be ≥ 0")
+            raise ValueError(f"TensorBoardViews.transcripts={transcripts}: must be ≥ 0")
         self.histograms_every, self.transcripts_every = histograms_every, transcripts_every
         self.transcripts = transcripts
 
@@ -103,7 +103,7 @@ class TensorBoardViews(Callback):
         """Write the chart layout and the hyperparameters."""
         rollouts(trainer, self)
         for logger in _boards(trainer):
-            logger.experiment.add_custom_scalars(LAYOUT)
+            logger.experiment.add_custom_scalars(layout(pl_module, trainer.datamodule))  # type: ignore[attr-defined]
             values = hyperparameters(pl_module, trainer.datamodule)  # type: ignore[attr-defined]
             _write_hparams(logger, values | _rates(trainer))
 
@@ -118,6 +118,8 @@ class TensorBoardViews(Callback):
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log a validation; the sanity check before the first iteration is the curve's first point, at 0."""
+        if trainer.sanity_checking and rollouts(trainer, self).iteration > 0:
+            return  # the check that begins a resumed run: its iteration has a validation, or is to have none
         # Lightning keeps the figures of stages that earlier validations played: they are not this validation's.
         played = tuple(f"{_VALIDATION}{row['stage']}/" for row in getattr(pl_module, "results", ()))
         own = played or (_VALIDATION,)
@@ -134,6 +136,14 @@ class TensorBoardViews(Callback):
             for number, text in enumerate(transcripts[: self.transcripts]):
                 writer.add_text(f"transcripts/{number}", _as_code(text), iteration)
         writer.flush()
+
+
+def layout(module: object, datamodule: object) -> dict[str, dict[str, list[Any]]]:
+    """The charts of a run: without those of a critic and of borrowed episodes where it has none."""
+    critic = getattr(getattr(module, "loss", None), "critic", None)
+    replay = getattr(getattr(datamodule, "replay", None), "rule", None)
+    absent = {"critic": critic is None, "replay": replay is None}
+    return {group: charts for group, charts in LAYOUT.items() if not absent.get(group, False)}
 
 
 def hyperparameters(module: object, datamodule: object) -> dict[str, int | float | str | bool]:

@@ -28,9 +28,9 @@ from tests.callbacks.tiny import TinyRollouts, fit
         ({"entropy_coef": {"start": 1}}, "entropy_coef is .*`schedule` is missing"),
         ({"temperature": {"schedule": "constant", "strat": 1}}, "temperature is .*strat: not an option"),
         ({"temperature": {"schedule": "constant", "start": "hot"}}, "temperature is .*start: 'hot' is not a number"),
-        ({"temperature_boost": -1}, "temperature_boost is -1, but must be ≥ 0"),
-        ({"entropy_boost": float("nan")}, "entropy_boost is nan"),
-        ({"boost_iterations": 0}, "boost_iterations is 0, but must be ≥ 1"),
+        ({"temperature_boost": -1}, "temperature_boost=-1: must be ≥ 0"),
+        ({"entropy_boost": float("nan")}, "entropy_boost=nan"),
+        ({"boost_iterations": 0}, "boost_iterations=0: must be ≥ 1"),
     ],
 )
 def test_a_bad_option_is_named(options: dict, message: str) -> None:

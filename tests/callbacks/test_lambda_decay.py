@@ -15,9 +15,9 @@ from tests.callbacks.tiny import TinyRollouts, fit
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"start": 1.5}, r"start is 1.5, but λ must be in \[0, 1\]"),
-        ({"end": -0.1}, r"end is -0.1, but λ must be in \[0, 1\]"),
-        ({"start": float("nan")}, "start is nan"),
+        ({"start": 1.5}, r"start=1.5: must be a λ, in \[0, 1\]"),
+        ({"end": -0.1}, r"end=-0.1: must be a λ, in \[0, 1\]"),
+        ({"start": float("nan")}, "start=nan"),
         ({"schedule": "step"}, "'step' is unknown; choose one of published"),
         ({"schedule": "linear", "start": 1.0}, "end: missing"),
         ({"schedule": "constant", "start": 1.0, "span": 5}, "span: not an option"),

@@ -17,16 +17,18 @@ from tensorboard.plugins.hparams import plugin_data_pb2
 from gigpo_lightning.callbacks import views
 from gigpo_lightning.callbacks.checkpoint import IterationCheckpoint
 from gigpo_lightning.callbacks.lambda_decay import LambdaDecay
-from gigpo_lightning.callbacks.views import LAYOUT, TensorBoardViews, hyperparameters
+from gigpo_lightning.callbacks.views import LAYOUT, TensorBoardViews, hyperparameters, layout
+from gigpo_lightning.policy.critic import CriticRule
 from gigpo_lightning.policy.scratch import ScratchPolicy
+from gigpo_lightning.rollout.replay import ReplayCache, ReplayRule
 from tests.callbacks.tiny import TinyModule, TinyRollouts, fit
 
 
 @pytest.mark.parametrize("name", ["histograms_every", "transcripts_every"])
 def test_a_bad_option_is_named(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} is 0, but must be ≥ 1"):
+    with pytest.raises(ValueError, match=f"{name}=0: must be ≥ 1"):
         TensorBoardViews(**{name: 0})
-    with pytest.raises(ValueError, match="transcripts is -1, but must be ≥ 0"):
+    with pytest.raises(ValueError, match="transcripts=-1: must be ≥ 0"):
         TensorBoardViews(transcripts=-1)
 
 
@@ -83,17 +85,34 @@ def test_validations_stand_under_their_iteration_and_are_not_repeated(tmp_path: 
     assert points == [(0, 0.0), (2, 2.0), (4, 4.0)]  # the sanity check, then every second iteration
 
 
+def test_the_check_that_begins_a_resumed_run_is_no_point_of_the_curve(tmp_path: Path) -> None:
+    options = {"limit_val_batches": 1, "check_val_every_n_epoch": 3, "logger": logger(tmp_path)}
+    trainer = fit(tmp_path, [TensorBoardViews()], [0.5], epochs=2, **options)[0]
+    trainer.save_checkpoint(tmp_path / "two.ckpt")
+    fit(tmp_path, [TensorBoardViews()], [0.5], epochs=4, ckpt_path=tmp_path / "two.ckpt", **options)
+    assert [point.step for point in board(tmp_path / "board").Scalars("val/success")] == [0, 3]
+
+
 def test_layout_and_hparams_are_in_the_same_run(tmp_path: Path) -> None:
     fit(tmp_path, [TensorBoardViews()], [0.5], epochs=1, logger=logger(tmp_path))
     events = board(tmp_path / "board")
-    layout = layout_pb2.Layout.FromString(events.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0])
-    assert [category.title for category in layout.category] == list(LAYOUT)
+    shown = layout_pb2.Layout.FromString(events.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0])
+    assert [category.title for category in shown.category] == [
+        group for group in LAYOUT if group not in ("critic", "replay")
+    ]
     content = events.summary_metadata["_hparams_/session_start_info"].plugin_data.content
     start = plugin_data_pb2.HParamsPluginData.FromString(content).session_start_info
     assert start.hparams["data.seed"].number_value == 0
     assert start.hparams["model.optimizer"].string_value == "Adam"
     assert start.hparams["model.optimizer.lr"].number_value == pytest.approx(0.01)
     assert len(list((tmp_path / "board").glob("events*"))) == 1
+
+
+def test_a_critic_and_borrowed_episodes_have_charts_where_there_are_any() -> None:
+    critic = SimpleNamespace(loss=SimpleNamespace(critic=CriticRule()))
+    replay = SimpleNamespace(replay=ReplayCache(ReplayRule()))
+    assert LAYOUT.keys() - layout(critic, None).keys() == {"replay"}
+    assert LAYOUT.keys() - layout(None, replay).keys() == {"critic"}
 
 
 def test_layout_patterns_are_regular_expressions() -> None:
@@ -171,7 +190,8 @@ def test_a_stage_that_was_not_played_again_gets_no_new_point(monkeypatch: pytest
     logged: list[dict[str, float]] = []
     monkeypatch.setattr(views, "_log", lambda trainer, found, iteration: logged.append(dict(found)))
     figures = {"val/small/success": 0.9, "val/large/success": 0.2, "loss/policy": 1.0}
-    trainer = SimpleNamespace(callback_metrics=figures, datamodule=SimpleNamespace(iteration=3, controls=None))
+    data = SimpleNamespace(iteration=3, controls=None)
+    trainer = SimpleNamespace(callback_metrics=figures, datamodule=data, sanity_checking=False)
     module = SimpleNamespace(results=[{"stage": "large"}])
     TensorBoardViews().on_validation_end(trainer, module)  # type: ignore[arg-type]
     assert logged == [{"val/large/success": 0.2}]
