@@ -153,7 +153,7 @@ def test_the_tables_show_the_figures() -> None:
     good = next(line for line in lines if line.startswith("| good"))
     assert good.startswith("| good | 3 | 0.700 | 0.600 … 0.800 | 0.700 | 0.600 … 0.800 | 0.0100 | 0.350 | 100 (3/3) |")
     poor = next(line for line in lines if line.startswith("| poor"))
-    assert poor.endswith("| – (0/3) | -0.500 (-0.500 … -0.500) | 0.00 |")
+    assert poor.endswith("| – (0/3) | −0.500 (−0.500 … −0.500) | 0.00 |")
     assert "| good | 3 | 200 | 2 | 0.0 | 2.0 | 1.0 | 1024 | far (3) |" in lines
 
 
