@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 from gigpo_lightning.envs.alfworld.env import AlfworldEnv
 from gigpo_lightning.envs.alfworld.experts import Explorer, measure
@@ -18,11 +20,58 @@ from gigpo_lightning.envs.alfworld.recorded import RecordedGame, find_data, list
 from gigpo_lightning.envs.alfworld.vocabulary import vocabulary
 from gigpo_lightning.envs.base import Task, TaskSet
 
+_Tasks = TypeVar("_Tasks", bound="_AlfworldTasks")
 SPLITS = ("train", "seen", "unseen")
 MOST_TASKS = 1_000_000_000  # more than any run can play; what counts or draws tasks need not handle larger numbers
 
 
-class GeneratedTasks(TaskSet):
+class _AlfworldTasks(TaskSet):
+    """What generated and recorded tasks share: the splits, ranges that can be narrowed, and who plays."""
+
+    _knobs: Knobs
+    _anchor: str
+    _engine: str
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """`train`, `seen` and `unseen`."""
+        return SPLITS
+
+    def narrow(self: _Tasks, difficulty: Mapping[str, Any]) -> _Tasks:
+        """These tasks with narrower ranges.
+
+        The knobs are `type`, `room`, `receptacles`, `steps`, `oracle_steps`, `objects`, `hidden`, `target_hidden`: see
+        `Knobs`. Of recorded games all have to be read and solved once for knobs other than `type` and `room`: about
+        20 ms each.
+
+        Args:
+            difficulty: Knob name to a value, a list of allowed values (`type`, `room`) or `[low, high]`.
+
+        Raises:
+            ValueError: An unknown knob, a malformed value, or knobs that leave no task (in a split).
+        """
+        narrowed = copy(self)
+        narrowed._narrow(difficulty)
+        return narrowed
+
+    @abstractmethod
+    def _narrow(self, difficulty: Mapping[str, Any]) -> None:
+        """Narrow the ranges of this very object."""
+
+    def make_env(self) -> AlfworldEnv:
+        """A fresh environment that plays these tasks."""
+        return AlfworldEnv(anchor=self._anchor, engine=self._engine)
+
+    def make_expert(self) -> Explorer:
+        """The explorer, which searches systematically and knows only what it has read."""
+        return Explorer()
+
+    def vocabulary(self) -> Sequence[str]:
+        """Words and fixed phrases of the world."""
+        return vocabulary()
+
+
+class GeneratedTasks(_AlfworldTasks):
     """Households and goals drawn from a seed: the same task for the same split and index on every machine.
 
     The splits are disjoint by layout: a kind of room with a number of receptacles of each type belongs to `unseen` or
@@ -59,11 +108,6 @@ class GeneratedTasks(TaskSet):
             self._narrow(difficulty)
 
     @property
-    def splits(self) -> tuple[str, ...]:
-        """`train`, `seen` and `unseen`."""
-        return SPLITS
-
-    @property
     def knobs(self) -> Knobs:
         """The ranges that tasks are drawn from."""
         return self._knobs
@@ -85,35 +129,6 @@ class GeneratedTasks(TaskSet):
             raise IndexError(f"index must be from 0 to {self.len(split) - 1} in split {split!r}; got {index}")
         return _task(split, self._digest(split, index), self._generate(split, index))
 
-    def narrow(self, difficulty: Mapping[str, Any]) -> GeneratedTasks:
-        """These tasks with narrower ranges.
-
-        The knobs are `type`, `room`, `receptacles`, `steps`, `oracle_steps`, `objects`, `hidden`, `target_hidden`: see
-        `Knobs`.
-
-        Args:
-            difficulty: Knob name to a value, a list of allowed values (`type`, `room`) or `[low, high]`.
-
-        Raises:
-            ValueError: An unknown knob, a malformed value, or knobs that leave no task.
-        """
-        narrowed = GeneratedTasks.__new__(GeneratedTasks)
-        narrowed.__dict__.update(self.__dict__)
-        narrowed._narrow(difficulty)
-        return narrowed
-
-    def make_env(self) -> AlfworldEnv:
-        """A fresh environment that plays these tasks."""
-        return AlfworldEnv(anchor=self._anchor, engine=self._engine)
-
-    def make_expert(self) -> Explorer:
-        """The explorer, which searches systematically and knows only what it has read."""
-        return Explorer()
-
-    def vocabulary(self) -> Sequence[str]:
-        """Words and fixed phrases of the world."""
-        return vocabulary()
-
     def _narrow(self, difficulty: Mapping[str, Any]) -> None:
         self._knobs = self._knobs.narrow(difficulty)
         self._generate("train", 0)  # conflicting knobs are found here, not in the middle of a run
@@ -131,7 +146,7 @@ class GeneratedTasks(TaskSet):
         return generate(random, self._knobs, False, like=self._generate("train", origin))
 
 
-class RecordedTasks(TaskSet):
+class RecordedTasks(_AlfworldTasks):
     """The original games, unchanged: the folders `train`, `valid_seen` and `valid_unseen` of `json_2.1.1`.
 
     Args:
@@ -160,11 +175,6 @@ class RecordedTasks(TaskSet):
         if difficulty:
             self._narrow(difficulty)
 
-    @property
-    def splits(self) -> tuple[str, ...]:
-        """`train`, `seen` and `unseen`."""
-        return SPLITS
-
     def len(self, split: str) -> int:
         """The number of games of `split`."""
         return len(self._split(split))
@@ -182,31 +192,6 @@ class RecordedTasks(TaskSet):
         recorded = games[index]
         game = replace(load_game(recorded.path), task_type=recorded.type)
         return Task(recorded.id, split, {"type": recorded.type, "room": recorded.room, **self._measure(recorded)}, game)
-
-    def narrow(self, difficulty: Mapping[str, Any]) -> RecordedTasks:
-        """The games inside narrower ranges, by the same knobs as `GeneratedTasks`.
-
-        Knobs other than `type` and `room` have every game read and solved once: about 20 ms each.
-
-        Raises:
-            ValueError: An unknown knob, a malformed value, or no game left in a split.
-        """
-        narrowed = RecordedTasks.__new__(RecordedTasks)
-        narrowed.__dict__.update(self.__dict__)
-        narrowed._narrow(difficulty)
-        return narrowed
-
-    def make_env(self) -> AlfworldEnv:
-        """A fresh environment that plays these games."""
-        return AlfworldEnv(anchor=self._anchor, engine=self._engine)
-
-    def make_expert(self) -> Explorer:
-        """The explorer, which searches systematically and knows only what it has read."""
-        return Explorer()
-
-    def vocabulary(self) -> Sequence[str]:
-        """Words and fixed phrases of the world."""
-        return vocabulary()
 
     def _narrow(self, difficulty: Mapping[str, Any]) -> None:
         self._knobs = self._knobs.narrow(difficulty)
