@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from gigpo_lightning.callbacks.anchor_table import FILE, AnchorTable
 from gigpo_lightning.cli_errors import ShortParser
@@ -104,7 +105,10 @@ def _shown(rows: Sequence[dict[str, Any]]) -> Table:
     for row in rows:
         mean, std = (f"{row[key]:.3f}" if row[key] is not None else "–" for key in ("return_mean", "return_std"))
         seen = f"{row['first_seen']}–{row['last_seen']}"
-        # Texts are the world's: brackets in them are no markup, and what a terminal would obey is left out.
-        text = "".join(char for char in " ".join(row["text"].split()) if char.isprintable()).replace("[", r"\[")
-        table.add_row(f"{row['visits']:,}", mean, std, seen, row["stage"], text)
+        table.add_row(f"{row['visits']:,}", mean, std, seen, _plain(row["stage"]), _plain(row["text"]))
     return table
+
+
+def _plain(text: str) -> Text:
+    """One line of what the world said: its brackets are no markup, and what a terminal would obey is left out."""
+    return Text("".join(char for char in " ".join(text.split()) if char.isprintable()))

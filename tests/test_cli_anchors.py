@@ -19,7 +19,7 @@ def run(tmp_path: Path) -> Path:
     def add(key: str, returns: list[float], iteration: int) -> None:
         n = len(returns)
         table.merge(
-            AnchorTable.of_turns([key] * n, returns, [f"see [{key}] \x1b[31m\n"] * n, ["st"] * n, iteration, 80)
+            AnchorTable.of_turns([key] * n, returns, [f"see [{key}] \x1b[31m\n"] * n, ["[/st\x1b"] * n, iteration, 80)
         )
 
     add("reset", [5.0], 9)
@@ -49,7 +49,7 @@ def test_orders_as_json(run: Path, capsys: pytest.CaptureFixture[str], sort: str
     assert wild == {
         "key": "wild",
         "text": "see [wild] \x1b[31m\n",
-        "stage": "st",
+        "stage": "[/st\x1b",
         "visits": 2,
         "return_mean": 1.0,
         "return_std": pytest.approx(2**0.5),  # of {0, 2}
