@@ -76,6 +76,7 @@ def place_run(
         OSError: The folder cannot be written, or the disk is nearly full.
     """
     given = Path(given_folder) if given_folder else None
+    option = "--trainer.default_root_dir" if given else "--runs_dir"  # what chooses another folder
     home: Path | None
     if wanted in NAMED:
         home, checkpoint = named(command, wanted, given or runs, [given] if given else versions_of(runs), checkpoints)
@@ -85,11 +86,11 @@ def place_run(
     if checkpoint and "://" not in checkpoint and (missing := lacking(Path(checkpoint), entries)):
         raise ValueError(f"--ckpt_path {wanted}: not a checkpoint of gigpo_lightning: it lacks {', '.join(missing)}")
     if command != "fit":
-        return Place(claim(given or home or runs, command), checkpoint)
+        return Place(claim(given or home or runs, command, option), checkpoint)
     if wanted == "last":
         assert home is not None
-        return Place(reopen(home), checkpoint)
-    return Place(take(given) if given else claim(runs, "version"), checkpoint)
+        return Place(reopen(home, option), checkpoint)
+    return Place(take(given, option) if given else claim(runs, "version", option), checkpoint)
 
 
 def named(

@@ -69,13 +69,18 @@ class RunFolder:
             self.lock = None
 
 
-def claim(parent: Path, prefix: str) -> RunFolder:
+def claim(parent: Path, prefix: str, option: str = _OPTION) -> RunFolder:
     """Make the next free folder `parent/<prefix>_<k>`, having checked that it can be written.
+
+    Args:
+        parent: Where it is made.
+        prefix: The beginning of its name.
+        option: The option that chooses another place.
 
     Raises:
         OSError: The place is read-only or nearly full; the message says what to do.
     """
-    check_space(parent)
+    check_space(parent, option)
     made = _missing(parent)
     number = max((number_of(p) for p in parent.glob(f"{prefix}_*")), default=-1)
     try:
@@ -89,8 +94,8 @@ def claim(parent: Path, prefix: str) -> RunFolder:
             except FileExistsError:  # another run was quicker
                 continue
     except OSError as error:
-        raise _unwritable(error, parent) from error
-    return _opened(RunFolder(path, fresh=True, made=made))
+        raise _unwritable(error, parent, option) from error
+    return _opened(RunFolder(path, fresh=True, made=made), option)
 
 
 def take(path: Path, option: str = _OPTION) -> RunFolder:
@@ -116,18 +121,21 @@ def take(path: Path, option: str = _OPTION) -> RunFolder:
     folder.discard()
     folder.release()
     state = "a finished" if (path / "results.json").exists() else "an unfinished"
-    raise ValueError(f"{path} holds {state} run: resume it with --ckpt_path last, or choose another folder")
+    raise ValueError(
+        f"{path} holds {state} run: fit with --ckpt_path last goes on with it; for another one choose another folder "
+        f"with {option}"
+    )
 
 
-def reopen(path: Path) -> RunFolder:
-    """Go on in the folder of a run.
+def reopen(path: Path, option: str = _OPTION) -> RunFolder:
+    """Go on in the folder of a run; `option` chooses another one.
 
     Raises:
         ValueError: Another process writes into it.
         OSError: It is read-only or the disk nearly full; the message says what to do.
     """
-    check_space(path)
-    return _opened(RunFolder(path, fresh=False, before=_content(path)))
+    check_space(path, option)
+    return _opened(RunFolder(path, fresh=False, before=_content(path)), option)
 
 
 def check_space(folder: Path, option: str = _OPTION) -> None:
@@ -200,14 +208,14 @@ def _opened(folder: RunFolder, option: str = _OPTION) -> RunFolder:
     """The folder, locked, if it can be written; else nothing is left of it."""
     try:
         check_writable(folder.path, option)
-        folder.lock = _locked(folder.path)
+        folder.lock = _locked(folder.path, option)
     except OSError:
         folder.discard()
         raise
     return folder
 
 
-def _locked(folder: Path) -> int | None:
+def _locked(folder: Path, option: str) -> int | None:
     """The lock of a folder, held until it is closed or the process dies; None where the file system has no locks.
 
     Raises:
@@ -222,7 +230,8 @@ def _locked(folder: Path) -> int | None:
         os.close(lock)
         if isinstance(error, BlockingIOError):
             raise ValueError(
-                f"{folder} is in use: another process writes into it; wait for its end, or choose another folder"
+                f"{folder} is in use: another process writes into it; wait for its end, or choose another folder with "
+                f"{option}"
             ) from error
         return None
     return lock

@@ -98,7 +98,9 @@ def test_a_run_that_fails_before_its_first_iteration_leaves_no_folder(own_folder
 def test_a_new_run_does_not_overwrite_another(capsys: pytest.CaptureFixture[str]) -> None:
     folder = trained(R)
     before = content(folder)
-    assert "R holds an unfinished run: resume it with --ckpt_path last, or choose" in refused(capsys, "fit", R)
+    said = refused(capsys, "fit", R)
+    assert "R holds an unfinished run: fit with --ckpt_path last goes on with it; for another one choose" in said
+    assert "another folder with --trainer.default_root_dir" in said
     assert content(folder) == before
     (folder / "results.json").write_text("{}")
     assert "R holds a finished run" in refused(capsys, "fit", R)
