@@ -29,7 +29,7 @@ from gigpo_lightning.cli_checks import check_nulls, check_options, check_parts
 from gigpo_lightning.cli_config import resolve_configs, run_name, saved_config
 from gigpo_lightning.cli_errors import fail, option_message, show_traceback
 from gigpo_lightning.cli_faults import Constructors, end_if_left_alone, is_bad_input, message
-from gigpo_lightning.cli_interrupt import end_by, signal_of
+from gigpo_lightning.cli_interrupt import end_by, signal_of, sigterm_ends
 from gigpo_lightning.cli_logger import RunLogger
 from gigpo_lightning.cli_place import Place, agreed_place, checkpoint_folder, place_run
 from gigpo_lightning.cli_quiet import quieten
@@ -76,6 +76,7 @@ class GiGPOCLI(LightningCLI):
         datamodule_class: The LightningDataModule.
     """
 
+    @sigterm_ends()
     def __init__(
         self,
         command: str,
@@ -290,8 +291,8 @@ class _Parser(LightningArgumentParser):
 
 
 def _subclasses(*bases: type) -> list[type]:
-    """All loaded classes below `bases`."""
+    """All loaded classes below `bases` that a user may name."""
     below: list[type] = []
     for base in bases:
         below += base.__subclasses__()
-    return below + (_subclasses(*below) if below else [])
+    return [cls for cls in below if not cls.__name__.startswith("_")] + (_subclasses(*below) if below else [])

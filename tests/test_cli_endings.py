@@ -52,10 +52,55 @@ def test_sigterm_says_how_to_go_on(
             os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(LineModule, "on_train_epoch_start", told)
+    given = ["--trainer.default_root_dir", "mine"]
     with pytest.raises(SystemExit) as end:
-        run_line("fit", "--trainer.logger=false", epochs=9)
+        run_line("fit", "--trainer.logger=false", *given, epochs=9)
     assert end.value.code == 143
-    assert "told to end (SIGTERM): runs/" in capsys.readouterr().err.splitlines()[-1]
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "told to end (SIGTERM): mine holds the finished iterations; go on with: python -m gigpo_lightning fit "
+        "--trainer.default_root_dir mine --ckpt_path last (and the other options)"
+    )
+    monkeypatch.undo()
+    monkeypatch.chdir(own_folder)
+    assert run_line("fit", "--trainer.logger=false", *given, "--ckpt_path=last", epochs=4).trainer.current_epoch == 4
+
+
+def test_sigterm_ends_at_once_and_leaves_nothing_before_the_first_iteration(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, own_folder: Path
+) -> None:
+    reached: list[str] = []
+
+    def told(self: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        reached.append("behind it")
+
+    monkeypatch.setattr("gigpo_lightning.cli.GiGPOCLI.after_instantiate_classes", told)
+    with pytest.raises(SystemExit) as end:
+        run_line("fit", "--trainer.default_root_dir=mine", epochs=1)
+    assert end.value.code == 143 and not reached
+    assert capsys.readouterr().err.splitlines()[-1] == "told to end (SIGTERM)"
+    assert not Path("mine").exists()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_run_without_a_finished_iteration_is_begun_again_by_what_is_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, own_folder: Path
+) -> None:
+    def told(module: LineModule) -> None:
+        Path("mine/rollouts").mkdir()
+        Path("mine/rollouts/iteration.arrow").write_text("what was played")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(LineModule, "on_train_epoch_start", told)
+    with pytest.raises(SystemExit):
+        run_line("fit", "--trainer.default_root_dir=mine", epochs=1)
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "told to end (SIGTERM): mine holds the run; go on with: python -m gigpo_lightning fit "
+        "--trainer.default_root_dir=mine --ckpt_path last (and the other options)"
+    )
+    monkeypatch.undo()
+    monkeypatch.chdir(own_folder)
+    assert run_line("fit", "--trainer.default_root_dir=mine", "--ckpt_path=last", epochs=1).trainer.current_epoch == 1
 
 
 def test_ctrl_c_before_the_first_iteration_has_nothing_to_go_on_from(
