@@ -76,7 +76,7 @@ def check_callbacks(callbacks: Sequence[pl.Callback]) -> None:
 def check_parts(model: Any, data: Any, callbacks: Sequence[pl.Callback]) -> None:
     """Refuse a module, a datamodule and callbacks of ours that do not fit together, as soon as they are made.
 
-    Warns where they fit, but hardly learn together.
+    Warns of several passes without a ratio, which nothing holds back.
 
     Raises:
         ValueError: The estimator and the critic do not fit, or a library is read that nobody keeps.
@@ -87,8 +87,8 @@ def check_parts(model: Any, data: Any, callbacks: Sequence[pl.Callback]) -> None
     check_critic(model.loss.critic, rule, data.skip_zero_advantage)
     if model.loss.ratio == "none" and data.passes > 1:
         rank_zero_warn(
-            f"model.ratio=none with data.passes={data.passes}: without a ratio nothing holds the later passes back; "
-            "data.passes=1 is what this is for"
+            f"model.ratio=none with data.passes={data.passes}: nothing holds the later passes back; set data.passes=1, "
+            "or model.ratio=token"
         )
     rule.check_library(next((callback for callback in callbacks if isinstance(callback, AnchorLibrary)), None))
 

@@ -44,7 +44,7 @@ class Exploration(Callback):
         self._entropy = _schedule("entropy_coef", entropy_coef)
         for name, value in (("temperature_boost", temperature_boost), ("entropy_boost", entropy_boost)):
             if not 0 <= value < float("inf"):
-                raise ValueError(f"Exploration.{name}={value}: must be ≥ 0; 0 is off, 0.5 raises by half")
+                raise ValueError(f"Exploration.{name}={value}: must be ≥ 0 and finite; 0 is off, 0.5 raises by half")
         if boost_iterations < 1:
             raise ValueError(
                 f"Exploration.boost_iterations={boost_iterations}: must be ≥ 1; to switch off, set the boosts to 0"
@@ -94,11 +94,11 @@ def _schedule(option: str, value: float | dict[str, Any]) -> Schedule:
                 raise ValueError(f"{key}: {number!r} is not a number")
         made = make_schedule(name, **options)
     except ValueError as error:
-        raise ValueError(f"{option} is {value!r}: {error}") from error
+        raise ValueError(f"Exploration.{option}={value!r}: {error}") from error
     ends = [options[key] for key in ("start", "end", "minimum") if key in options]
     lowest = "> 0" if option == "temperature" else "≥ 0"
     if any(number < 0 or (number == 0 and option == "temperature") for number in ends):
-        raise ValueError(f"{option} is {value!r}, but must stay {lowest}")
+        raise ValueError(f"Exploration.{option}={value!r}: must stay {lowest}")
     return made
 
 

@@ -41,7 +41,7 @@ class LambdaDecay(Callback):
             self._lam = make_schedule(schedule, **{name: value for name, value in given.items() if value is not None})
         except ValueError as error:
             # What the published schedule falls to is its `minimum`, but `end` to the user.
-            raise ValueError(str(error).replace("minimum: ", "end: ")) from None
+            raise ValueError("LambdaDecay." + str(error).replace("minimum: ", "end: ")) from None
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Set λ for the first collection."""

@@ -49,9 +49,11 @@ class LearningCurve(Callback):
         if every_env_steps is not None and every_env_steps < 1:
             raise ValueError(f"LearningCurve.every_env_steps={every_env_steps}: must be ≥ 1")
         if every_s is not None and not 0 < every_s < math.inf:
-            raise ValueError(f"LearningCurve.every_s={every_s}: must be a positive number of seconds")
+            raise ValueError(f"LearningCurve.every_s={every_s}: must be positive and finite, in seconds")
         if every_env_steps is not None and every_s is not None:
-            raise ValueError(f"every_env_steps={every_env_steps} and every_s={every_s}: give one of them")
+            raise ValueError(
+                f"LearningCurve: every_env_steps={every_env_steps} and every_s={every_s}: give one of them"
+            )
         self.every_env_steps, self.every_s, self.folder = every_env_steps, every_s, folder
         self.points: list[dict[str, Any]] = []
         self.peak_bytes = 0

@@ -119,7 +119,7 @@ class TensorBoardViews(Callback):
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log a validation; the sanity check before the first iteration is the curve's first point, at 0."""
         if trainer.sanity_checking and rollouts(trainer, self).iteration > 0:
-            return  # the check that begins a resumed run: its iteration has a validation, or is to have none
+            return  # the check that begins a resumed run: what was validated, and when, is the run's own to say
         # Lightning keeps the figures of stages that earlier validations played: they are not this validation's.
         played = tuple(f"{_VALIDATION}{row['stage']}/" for row in getattr(pl_module, "results", ()))
         own = played or (_VALIDATION,)

@@ -102,9 +102,9 @@ def test_figures() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_anchors": 0}, "max_anchors=0: must be ≥ 1, or null"),
-        ({"text_chars": -1}, "text_chars=-1"),
-        ({"reset_every": 0}, "reset_every=0: must be ≥ 1, or null"),
+        ({"max_anchors": 0}, "AnchorLibrary.max_anchors=0: must be ≥ 1, or null"),
+        ({"text_chars": -1}, "AnchorLibrary.text_chars=-1"),
+        ({"reset_every": 0}, "AnchorLibrary.reset_every=0: must be ≥ 1, or null"),
         ({"load_from": "nowhere.arrow"}, "anchor library nowhere.arrow: cannot be read"),
     ],
 )

@@ -34,7 +34,10 @@ def names(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"keep_last": 0}, "keep_last=0: must be ≥ 1"), ({"keep_best": -1}, "keep_best=-1: must be ≥ 0")],
+    [
+        ({"keep_last": 0}, "IterationCheckpoint.keep_last=0: must be ≥ 1"),
+        ({"keep_best": -1}, "IterationCheckpoint.keep_best=-1: must be ≥ 0"),
+    ],
 )
 def test_a_bad_option_is_named(options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -16,21 +16,27 @@ from tests.callbacks.tiny import TinyRollouts, fit
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"temperature": 0.0}, "temperature is 0.0, but must stay > 0"),
-        ({"temperature": {"schedule": "linear", "start": 1.0, "end": 0.0, "span": 5}}, "temperature is .* > 0"),
-        ({"entropy_coef": -0.1}, "entropy_coef is -0.1, but must stay ≥ 0"),
-        ({"entropy_coef": {"schedule": "bend", "start": 1}}, "entropy_coef is .*'bend' is unknown"),
+        ({"temperature": 0.0}, r"Exploration.temperature=0.0: must stay > 0"),
+        (
+            {"temperature": {"schedule": "linear", "start": 1.0, "end": 0.0, "span": 5}},
+            "Exploration.temperature=.* > 0",
+        ),
+        ({"entropy_coef": -0.1}, r"Exploration.entropy_coef=-0.1: must stay ≥ 0"),
+        ({"entropy_coef": {"schedule": "bend", "start": 1}}, "Exploration.entropy_coef=.*'bend' is unknown"),
         (
             {"entropy_coef": {"schedule": ["linear"], "start": 1}},
-            r"entropy_coef is .*\['linear'\] is unknown; choose one",
+            r"Exploration.entropy_coef=.*\['linear'\] is unknown; choose one",
         ),
-        ({"temperature": float("nan")}, "temperature is nan.* not a finite number"),
-        ({"entropy_coef": {"start": 1}}, "entropy_coef is .*`schedule` is missing"),
-        ({"temperature": {"schedule": "constant", "strat": 1}}, "temperature is .*strat: not an option"),
-        ({"temperature": {"schedule": "constant", "start": "hot"}}, "temperature is .*start: 'hot' is not a number"),
-        ({"temperature_boost": -1}, "temperature_boost=-1: must be ≥ 0"),
-        ({"entropy_boost": float("nan")}, "entropy_boost=nan"),
-        ({"boost_iterations": 0}, "boost_iterations=0: must be ≥ 1"),
+        ({"temperature": float("nan")}, "Exploration.temperature=nan.* not a finite number"),
+        ({"entropy_coef": {"start": 1}}, "Exploration.entropy_coef=.*`schedule` is missing"),
+        ({"temperature": {"schedule": "constant", "strat": 1}}, "Exploration.temperature=.*strat: not an option"),
+        (
+            {"temperature": {"schedule": "constant", "start": "hot"}},
+            "Exploration.temperature=.*start: 'hot' is not a number",
+        ),
+        ({"temperature_boost": -1}, "Exploration.temperature_boost=-1: must be ≥ 0"),
+        ({"entropy_boost": float("nan")}, "Exploration.entropy_boost=nan"),
+        ({"boost_iterations": 0}, "Exploration.boost_iterations=0: must be ≥ 1"),
     ],
 )
 def test_a_bad_option_is_named(options: dict, message: str) -> None:

@@ -15,15 +15,15 @@ from tests.callbacks.tiny import TinyRollouts, fit
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"start": 1.5}, r"start=1.5: must be a λ, in \[0, 1\]"),
-        ({"end": -0.1}, r"end=-0.1: must be a λ, in \[0, 1\]"),
-        ({"start": float("nan")}, "start=nan"),
+        ({"start": 1.5}, r"LambdaDecay.start=1.5: must be a λ, in \[0, 1\]"),
+        ({"end": -0.1}, r"LambdaDecay.end=-0.1: must be a λ, in \[0, 1\]"),
+        ({"start": float("nan")}, "LambdaDecay.start=nan"),
         ({"schedule": "step"}, "'step' is unknown; choose one of published"),
         ({"schedule": "linear", "start": 1.0}, "end: missing"),
         ({"schedule": "constant", "start": 1.0, "span": 5}, "span: not an option"),
         ({"span": 0}, "span: 0 is not a positive number"),
-        ({"start": 0.4}, r"^end: λ = 0.5 is outside \[0, start = 0.4\]"),
-        ({"start": 0.4, "end": 0.6}, r"^end: λ = 0.6 is outside"),
+        ({"start": 0.4}, r"^LambdaDecay.end: λ = 0.5 is outside \[0, start = 0.4\]"),
+        ({"start": 0.4, "end": 0.6}, r"^LambdaDecay.end: λ = 0.6 is outside"),
     ],
 )
 def test_a_bad_option_is_named(options: dict, message: str) -> None:

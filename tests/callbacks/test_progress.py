@@ -22,7 +22,7 @@ FULL = Figures(12, 200, "2/5 appliances", 0.88, 0.734, 14.26, 1112.0)
 
 @pytest.mark.parametrize("value", [-1.0, float("nan")])
 def test_a_bad_option_is_named(value: float) -> None:
-    with pytest.raises(ValueError, match=r"refresh_s=.*: must be ≥ 0 seconds"):
+    with pytest.raises(ValueError, match=r"IterationProgress.refresh_s=.*: must be ≥ 0 seconds"):
         IterationProgress(refresh_s=value)
 
 

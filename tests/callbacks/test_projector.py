@@ -98,9 +98,9 @@ def test_rows_and_lines() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"projector_every": 0}, "projector_every=0: must be ≥ 1, or null"),
-        ({"projector_anchors": 0}, "projector_anchors=0: must be ≥ 1"),
-        ({"scope": "house"}, "scope='house': must be one of task, world, text"),
+        ({"projector_every": 0}, "AnchorLibrary.projector_every=0: must be ≥ 1, or null"),
+        ({"projector_anchors": 0}, "AnchorLibrary.projector_anchors=0: must be ≥ 1"),
+        ({"scope": "house"}, "AnchorLibrary.scope='house': must be one of task, world, text"),
     ],
 )
 def test_a_bad_option_is_named(options: dict[str, Any], message: str) -> None:

@@ -61,10 +61,10 @@ def read(root: Path, seconds: bool = False) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: StepBudget(0), "env_steps=0"),
-        (lambda: LearningCurve(every_env_steps=0), "every_env_steps=0"),
-        (lambda: LearningCurve(every_s=0.0), r"every_s=0\.0"),
-        (lambda: LearningCurve(every_s=float("nan")), "every_s=nan"),
+        (lambda: StepBudget(0), "StepBudget.env_steps=0"),
+        (lambda: LearningCurve(every_env_steps=0), "LearningCurve.every_env_steps=0"),
+        (lambda: LearningCurve(every_s=0.0), r"LearningCurve.every_s=0\.0"),
+        (lambda: LearningCurve(every_s=float("nan")), "LearningCurve.every_s=nan"),
         (lambda: LearningCurve(every_s=1.0, every_env_steps=1), "give one of them"),
     ],
 )

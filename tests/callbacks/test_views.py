@@ -26,9 +26,9 @@ from tests.callbacks.tiny import TinyModule, TinyRollouts, fit
 
 @pytest.mark.parametrize("name", ["histograms_every", "transcripts_every"])
 def test_a_bad_option_is_named(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name}=0: must be ≥ 1"):
+    with pytest.raises(ValueError, match=f"TensorBoardViews.{name}=0: must be ≥ 1"):
         TensorBoardViews(**{name: 0})
-    with pytest.raises(ValueError, match="transcripts=-1: must be ≥ 0"):
+    with pytest.raises(ValueError, match=r"TensorBoardViews.transcripts=-1: must be ≥ 0"):
         TensorBoardViews(transcripts=-1)
 
 
@@ -172,7 +172,7 @@ def test_the_wrong_order_is_refused(tmp_path: Path) -> None:
 
 
 def test_without_tensorboard_it_says_so(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="TensorBoardViews has no TensorBoardLogger"):
+    with pytest.warns(UserWarning, match=r"TensorBoardViews has no TensorBoardLogger"):
         fit(tmp_path, [TensorBoardViews()], [0.5], epochs=1)
 
 

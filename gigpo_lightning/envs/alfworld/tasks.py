@@ -48,7 +48,8 @@ class _AlfworldTasks(TaskSet):
             difficulty: Knob name to a value, a list of allowed values (`type`, `room`) or `[low, high]`.
 
         Raises:
-            ValueError: An unknown knob, a malformed value, or knobs that leave no task (in a split).
+            ValueError: An unknown knob, a malformed value, or knobs that leave no task; of recorded games that is
+                found when a split is first looked at.
         """
         narrowed = copy(self)
         narrowed._narrow(difficulty)
