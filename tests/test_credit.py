@@ -13,6 +13,7 @@ import torch
 from gigpo_lightning.credit import Values, credit_groups
 from gigpo_lightning.detectors import Detector, ExactDetector, TurnTable
 from gigpo_lightning.functional.advantages import gigpo
+from gigpo_lightning.rollout.collection import CreditRule
 from gigpo_lightning.trajectory import EndReason, Episode, Group, Turn
 
 Step = tuple[str, float, bool]
@@ -68,6 +69,25 @@ def test_estimators_by_name() -> None:
     for name in ("grpo", "step"):
         other = credit_groups([X, Y], estimator=name, lam=5.0, combine="additive")
         assert torch.equal(other.advantage, found[name])
+
+
+@pytest.mark.parametrize(
+    ("rule", "lam", "same"),
+    [
+        ({"combine": "additive", "omega": 0.3}, 0.9, {"combine": "additive", "lam": 0.3}),  # λ is not read
+        ({"combine": "convex", "omega": 0.3}, 0.9, {"lam": 0.9}),
+        ({"format_penalty": 0.3}, 0.9, {"format_penalty": 0.3, "lam": 0.9}),
+        ({"norm": "none"}, 0.9, {"norm": "none", "lam": 0.9}),
+    ],
+    ids=str,
+)
+def test_the_rule_of_a_run_hands_its_options_on(rule: dict[str, Any], lam: float, same: dict[str, Any]) -> None:
+    won, failure = X.episodes
+    first, second = failure.turns
+    sloppy = replace(X, episodes=(won, replace(failure, turns=(first, replace(second, well_formed=False)))))
+    found = CreditRule(**rule).credit([sloppy], lam).advantage
+    assert torch.equal(found, credit_groups([sloppy], **same).advantage)
+    assert rule.get("combine") == "convex" or not torch.equal(found, credit_groups([sloppy], lam=lam).advantage)
 
 
 def test_options_reach_the_formula() -> None:
