@@ -134,8 +134,9 @@ class IterationProgress(ProgressBar):
     ) -> None:
         """Say what is played: an evaluation takes minutes, and ends with all of its figures at once."""
         if self._enabled and hasattr(batch, "jobs"):
-            number = f"{batch_idx + 1}/{trainer.num_test_batches[dataloader_idx]}"
-            what = f"evaluation {number}: {batch.stage}, {batch.split}, {batch.mode}"
+            count = trainer.num_test_batches[dataloader_idx]
+            of = "" if count == float("inf") else f"/{count}"  # evaluations are planned while they are played
+            what = f"evaluation {batch_idx + 1}{of}: {batch.stage}, {batch.split}, {batch.mode}"
             print(f"{what}, {len(batch.jobs)} episodes …", flush=True)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:

@@ -174,6 +174,9 @@ def test_an_evaluation_says_what_it_plays(capsys: pytest.CaptureFixture[str]) ->
     bar, trainer = IterationProgress(), SimpleNamespace(num_test_batches=[24])
     bar.on_test_batch_start(trainer, None, batch, 2)  # type: ignore[arg-type]
     assert capsys.readouterr().out == "evaluation 3/24: house, unseen, greedy, 100 episodes …\n"
+    uncounted = SimpleNamespace(num_test_batches=[float("inf")])  # what the trainer knows without a limit
+    bar.on_test_batch_start(uncounted, None, batch, 2)  # type: ignore[arg-type]
+    assert capsys.readouterr().out == "evaluation 3: house, unseen, greedy, 100 episodes …\n"
     bar.disable()
     bar.on_test_batch_start(trainer, None, batch, 3)  # type: ignore[arg-type]
     assert capsys.readouterr().out == ""
