@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.trainer.states import TrainerFn
 
 from gigpo_lightning.callbacks.output_place import check_folder
-from gigpo_lightning.callbacks.seam import require_after, rollouts
+from gigpo_lightning.callbacks.seam import find, is_resumed_check, require_after, rollouts
 from gigpo_lightning.callbacks.step_budget import StepBudget
 from gigpo_lightning.files import write_json
 from gigpo_lightning.memory import peak_memory
@@ -70,8 +70,7 @@ class LearningCurve(Callback):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Find the counter of steps, and refuse a folder that cannot be written."""
         require_after(trainer, self, StepBudget)
-        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        self._steps = next((callback for callback in callbacks if isinstance(callback, StepBudget)), None)
+        self._steps = find(trainer, StepBudget)
         if self._steps is None:
             raise ValueError("trainer.callbacks: LearningCurve needs StepBudget before it, which counts the steps")
         check_folder(self._place(trainer), f"LearningCurve.folder={self.folder}")
@@ -92,8 +91,7 @@ class LearningCurve(Callback):
         """Add a point."""
         rows: list[dict[str, Any]] = getattr(pl_module, "results", [])
         data = rollouts(trainer, self)
-        again = trainer.sanity_checking and data.iteration > 0  # the check that begins a resumed run
-        if trainer.state.fn != TrainerFn.FITTING or again or not rows:
+        if trainer.state.fn != TrainerFn.FITTING or is_resumed_check(trainer, data) or not rows:
             return
         assert self._steps is not None
         stage = data.controls.stage

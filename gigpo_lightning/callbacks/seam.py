@@ -80,6 +80,11 @@ def rollouts(trainer: pl.Trainer, asker: object) -> Rollouts:
     return cast(Rollouts, datamodule)
 
 
+def is_resumed_check(trainer: pl.Trainer, data: Rollouts) -> bool:
+    """Whether this is the validation that begins a resumed run: no point of a curve, as nothing has been trained."""
+    return bool(trainer.sanity_checking) and data.iteration > 0
+
+
 def refuse_given(data: Rollouts, asker: object, *names: str) -> None:
     """Refuse controls that both the user's options of the datamodule and the callback `asker` set.
 

@@ -18,7 +18,7 @@ from gigpo_lightning.callbacks.anchor_library import AnchorLibrary
 from gigpo_lightning.callbacks.curriculum import Curriculum
 from gigpo_lightning.callbacks.exploration import Exploration
 from gigpo_lightning.callbacks.lambda_decay import LambdaDecay
-from gigpo_lightning.callbacks.seam import require_after, rollouts
+from gigpo_lightning.callbacks.seam import is_resumed_check, require_after, rollouts
 from gigpo_lightning.policy.base import BasePolicy
 
 # Charts of the "custom scalars" tab; the tags are regular expressions, so that a chart takes what a run has.
@@ -118,13 +118,14 @@ class TensorBoardViews(Callback):
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log a validation; the sanity check before the first iteration is the curve's first point, at 0."""
-        if trainer.sanity_checking and rollouts(trainer, self).iteration > 0:
-            return  # the check that begins a resumed run: what was validated, and when, is the run's own to say
+        data = rollouts(trainer, self)
+        if is_resumed_check(trainer, data):
+            return
         # Lightning keeps the figures of stages that earlier validations played: they are not this validation's.
         played = tuple(f"{_VALIDATION}{row['stage']}/" for row in getattr(pl_module, "results", ()))
         own = played or (_VALIDATION,)
         found = {name: value for name, value in trainer.callback_metrics.items() if name.startswith(own)}
-        _log(trainer, found, rollouts(trainer, self).iteration)
+        _log(trainer, found, data.iteration)
 
     def write(self, writer: Any, histograms: Mapping[str, np.ndarray], transcripts: Any, iteration: int) -> None:
         """Histograms and transcripts, where it is their turn (always after the first iteration), to a SummaryWriter."""
