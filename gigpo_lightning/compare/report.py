@@ -134,7 +134,8 @@ def _stage_table(rows: Sequence[Mapping[str, Any]]) -> str:
                 "–" if row["variance"] is None else f"{row['variance']:.4f}",
                 "–" if row["curve_mean"] is None else f"{row['curve_mean']:.3f}",
                 f"{_steps(row['crossing_env_steps'])} ({row['crossed']}/{row['n']})",
-                "" if apart is None else f"{_signed(apart['mean'])} ({_apart(apart['ci'])})",
+                # with a minus as wide as the plus
+                "" if apart is None else f"{apart['mean']:+.3f} ({_interval(apart['ci'], '+')})".replace("-", "−"),
                 "" if apart is None else f"{apart['better']:.2f}",
             ]
         )
@@ -165,17 +166,8 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def _interval(ends: Sequence[float] | None) -> str:
-    return "–" if ends is None else f"{ends[0]:.3f} … {ends[1]:.3f}"
-
-
-def _apart(ends: Sequence[float] | None) -> str:
-    return "–" if ends is None else f"{_signed(ends[0])} … {_signed(ends[1])}"
-
-
-def _signed(value: float) -> str:
-    """With a sign that is as wide as the plus."""
-    return f"{value:+.3f}".replace("-", "−")
+def _interval(ends: Sequence[float] | None, sign: str = "") -> str:
+    return "–" if ends is None else f"{ends[0]:{sign}.3f} … {ends[1]:{sign}.3f}"
 
 
 def _steps(count: float | None) -> str:
