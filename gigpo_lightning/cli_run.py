@@ -189,7 +189,7 @@ def number_of(folder: Path) -> int:
     return int(match[1]) if match else -1
 
 
-def _unwritable(error: OSError, folder: Path, option: str = _OPTION) -> OSError:
+def _unwritable(error: OSError, folder: Path, option: str) -> OSError:
     return OSError(
         error.errno, f"cannot write here: {error.strerror}; choose another folder with {option}", str(folder)
     )
@@ -204,7 +204,7 @@ def _content(folder: Path) -> frozenset[Path]:
     return frozenset(folder.rglob("*"))
 
 
-def _opened(folder: RunFolder, option: str = _OPTION) -> RunFolder:
+def _opened(folder: RunFolder, option: str) -> RunFolder:
     """The folder, locked, if it can be written; else nothing is left of it."""
     try:
         check_writable(folder.path, option)

@@ -22,14 +22,20 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return enter(tmp_path, monkeypatch)
 
 
+def end_at_the_third_iteration(monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
+    """Let the process get a signal when two iterations are done."""
+
+    def send(module: LineModule) -> None:
+        if module.trainer.current_epoch == 2:
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(LineModule, "on_train_epoch_start", send)
+
+
 def test_ctrl_c_says_how_to_go_on(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, own_folder: Path
 ) -> None:
-    def press(module: LineModule) -> None:
-        if module.trainer.current_epoch == 2:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    monkeypatch.setattr(LineModule, "on_train_epoch_start", press)
+    end_at_the_third_iteration(monkeypatch, signal.SIGINT)
     Path("mine.yaml").write_text("seed_everything: 3\n")
     # A shell that starts the tests in the background lets them ignore it.
     former = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -47,11 +53,7 @@ def test_ctrl_c_says_how_to_go_on(
 def test_sigterm_says_how_to_go_on(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, own_folder: Path
 ) -> None:
-    def told(module: LineModule) -> None:
-        if module.trainer.current_epoch == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr(LineModule, "on_train_epoch_start", told)
+    end_at_the_third_iteration(monkeypatch, signal.SIGTERM)
     given = ["--trainer.default_root_dir", "mine"]
     with pytest.raises(SystemExit) as end:
         run_line("fit", "--trainer.logger=false", *given, epochs=9)
